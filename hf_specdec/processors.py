@@ -1,0 +1,106 @@
+"""Applying transformers' logits processors to several positions of several rows at once.
+
+Processors that look at nothing but the logits (temperature, top-k, ...) take the whole
+``[B * Q, V]`` block in one call, and drafts pass through them too. A processor that may look at the
+tokens before a position is called row by row and position by position, and only along the path that
+is really emitted: it sees what plain generation would show it, never a rejected draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from transformers import LogitsProcessorList
+from transformers.generation import logits_process
+
+_POINTWISE = tuple(
+    getattr(logits_process, name)
+    for name in (
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinPLogitsWarper",
+        "TemperatureLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    )
+    if hasattr(logits_process, name)
+)
+
+
+class LogitsPipeline:
+    """The processors of one ``generate`` call.
+
+    Args:
+        processors: as transformers built them.
+        num_rows: rows of the whole batch, finished ones included.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, num_rows: int):
+        self._processors = processors
+        self._num_rows = num_rows
+        # Exact types: a subclass may look at the prefix.
+        self._pointwise = LogitsProcessorList(p for p in processors if type(p) in _POINTWISE)
+        self.reads_prefix = len(self._pointwise) < len(processors)
+
+    def block(self, logits: torch.Tensor) -> torch.Tensor:
+        """Process ``[B, Q, V]`` logits in one call; only if nothing reads the prefix.
+
+        Returns:
+            The logits themselves if there is no processor, else float32 ``[B, Q, V]``.
+        """
+        assert not self.reads_prefix
+        return self._apply_pointwise(logits) if len(self._processors) else logits
+
+    def draft(self, logits: torch.Tensor) -> torch.Tensor:
+        """Pass draft logits ``[B, V]`` through the processors that look at logits alone."""
+        return self._apply_pointwise(logits[:, None])[:, 0]
+
+    def _apply_pointwise(self, logits: torch.Tensor) -> torch.Tensor:
+        rows, positions, vocabulary = logits.shape
+        flat = logits.reshape(rows * positions, vocabulary).float()
+        no_ids = torch.empty((flat.shape[0], 0), dtype=torch.long, device=flat.device)
+        return self._pointwise(cast(torch.LongTensor, no_ids), flat).view(
+            rows, positions, vocabulary
+        )
+
+    def along_path(
+        self,
+        row: int,
+        prefix: torch.Tensor,
+        draft_ids: torch.Tensor,
+        logits: torch.Tensor,
+        choose: Callable[[int, torch.Tensor], int],
+    ) -> list[int]:
+        """Process and choose position by position, as far as the draft is right.
+
+        Args:
+            row: index of the row in the whole batch.
+            prefix: int64 ``[L]``, the row so far, padding included.
+            draft_ids: int64 ``[K]``.
+            logits: ``[K + 1, V]``.
+            choose: picks a token from position k's processed float32 ``[V]`` logits.
+
+        Returns:
+            The tokens to emit: the accepted draft tokens and the one that follows.
+        """
+        emitted: list[int] = []
+        drafts = draft_ids.tolist()
+        for k in range(logits.shape[0]):
+            token = choose(k, self._at(row, prefix, logits[k].float()))
+            emitted.append(token)
+            if k == len(drafts) or token != drafts[k]:
+                break
+            prefix = torch.cat([prefix, prefix.new_tensor([token])])
+        return emitted
+
+    def _at(self, row: int, prefix: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        # Some processors depend on a row's index in the batch (prefix_allowed_tokens_fn, per-row
+        # padding), so they are shown a batch of the size that plain generation has.
+        ids = cast(torch.LongTensor, prefix.expand(self._num_rows, -1))
+        scores = logits.expand(self._num_rows, -1).clone()
+        return self._processors(ids, scores)[row]

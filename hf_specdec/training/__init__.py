@@ -1,0 +1,1 @@
+"""How a drafter is trained for a target, and written as a checkpoint."""
