@@ -258,6 +258,27 @@ class RaggedCache(Cache):
             a + b for a, b in zip(self._host_lengths, host_num_tokens, strict=True)
         ]
 
+    def restart_rows(self, rows: Sequence[int], length: int) -> None:
+        """Cut rows back to their first ``length`` tokens, whose keys stay.
+
+        Args:
+            rows: indices of the rows.
+            length: 0 starts anew; more keeps a beginning that the next tokens share.
+
+        Raises:
+            ValueError: a row is shorter than that, or a layer's ring no longer has its beginning.
+        """
+        if rows and length > min(self._host_lengths[i] for i in rows):
+            raise ValueError(f"length={length} is more than the shortest of rows {list(rows)} has")
+        if length and any(window is not None for window in self._windows.values()):
+            raise ValueError(
+                f"length={length}: layers that attend to a window overwrite the beginning of a "
+                "row; restart at length 0"
+            )
+        self.lengths[torch.tensor(rows, device=self.lengths.device, dtype=torch.long)] = length
+        for i in rows:
+            self._host_lengths[i] = length
+
     def keep_rows(self, order: Sequence[int]) -> None:
         """Drop rows. Row i of the smaller batch is the present row ``order[i]``.
 

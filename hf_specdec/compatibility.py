@@ -72,11 +72,6 @@ def check_generation_config(config: GenerationConfig) -> None:
             f"num_beams={config.num_beams} doesn't combine with assistant_model: drafts are "
             "verified for greedy decoding and sampling. Set num_beams=1 or drop assistant_model."
         )
-    if (config.num_return_sequences or 1) > 1 and not config.do_sample:
-        raise ValueError(
-            f"num_return_sequences={config.num_return_sequences} needs do_sample=True: greedy "
-            "decoding would return the same sequence again."
-        )
     if not config.use_cache:
         raise ValueError("use_cache=False: drafts are verified with a cache. Set use_cache=True.")
     if config.cache_implementation not in (None, "dynamic"):

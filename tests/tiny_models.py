@@ -50,9 +50,7 @@ CONFIGS: dict[str, Callable] = {
         **_COMMON, use_sliding_window=True, sliding_window=8, layer_types=_ALTERNATING
     ),
     "qwen3": lambda: Qwen3Config(**_COMMON, head_dim=8),
-    "gemma2": lambda: Gemma2Config(
-        **_GEMMA, head_dim=8, sliding_window=8, query_pre_attn_scalar=8
-    ),
+    "gemma2": lambda: Gemma2Config(**_GEMMA, head_dim=8, sliding_window=8, query_pre_attn_scalar=8),
     "gemma3": lambda: Gemma3TextConfig(
         **_GEMMA, head_dim=8, sliding_window=8, query_pre_attn_scalar=8, layer_types=_ALTERNATING
     ),
@@ -108,8 +106,10 @@ def make_speculator() -> Callable:
             "top_k_tokens_per_head": [2] * n,
             "n_candidates": 2,
         }
-        torch.manual_seed(seed)
-        return MLPSpeculatorPreTrainedModel(MLPSpeculatorConfig(**{**values, **fields})).eval()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            config = MLPSpeculatorConfig(**{**values, **fields})
+            return MLPSpeculatorPreTrainedModel(config).eval()
 
     return make
 

@@ -1,1 +1,55 @@
-"""How a drafter is trained for a target, and written as a checkpoint."""
+"""Training an MLP speculator for any decoder-only target.
+
+    generate_corpus(target, ChatScripts(tokenizer), "corpus", 1_000_000, stop_ids=[...])
+    model = new_speculator(target, Corpus("corpus"), inner_dim=1024, n_predict=4)
+    Trainer(model, preset("small"), "drafter", self_generated=Corpus("corpus")).train()
+
+The target is run once, when a corpus is written (`generate_corpus`, `extract_ground_truth`);
+training reads hidden states from disk. ``examples/train_smollm2_drafter.py`` is a whole recipe.
+"""
+
+from hf_specdec.training.corpus import Corpus, CorpusMetadata, CorpusWriter, Document
+from hf_specdec.training.draft_vocabulary import choose_draft_token_ids, count_tokens, coverage
+from hf_specdec.training.evaluation import Acceptance, HeldOutPositions
+from hf_specdec.training.ground_truth import extract_ground_truth, tokenize_dataset
+from hf_specdec.training.initialization import initialize_from_target, new_speculator
+from hf_specdec.training.scripts import (
+    ChatScripts,
+    Forced,
+    Free,
+    PromptScripts,
+    ScriptSource,
+    Temperatures,
+)
+from hf_specdec.training.self_generation import generate_corpus
+from hf_specdec.training.settings import StageSettings, TrainingSettings, preset
+from hf_specdec.training.trainer import Trainer, TrainingResult, save_speculator
+
+__all__ = [
+    "Acceptance",
+    "ChatScripts",
+    "Corpus",
+    "CorpusMetadata",
+    "CorpusWriter",
+    "Document",
+    "Forced",
+    "Free",
+    "HeldOutPositions",
+    "PromptScripts",
+    "ScriptSource",
+    "StageSettings",
+    "Temperatures",
+    "Trainer",
+    "TrainingResult",
+    "TrainingSettings",
+    "choose_draft_token_ids",
+    "count_tokens",
+    "coverage",
+    "extract_ground_truth",
+    "generate_corpus",
+    "initialize_from_target",
+    "new_speculator",
+    "preset",
+    "save_speculator",
+    "tokenize_dataset",
+]

@@ -1,0 +1,320 @@
+"""Training data on disk: documents with the target's hidden state at every token.
+
+A corpus is a folder of ``metadata.json`` and shards ``part-0000.safetensors``, each a few dozen
+megabytes and written whole or not at all. An MLP speculator has no attention, so every position is
+a training example of its own, and the tensors of a shard are simply its documents end to end:
+
+    tokens        int32 [T]
+    flag          int8 [T]       1: the drafter learns to predict this token
+    hidden        bf16 [T, d]    the target's state after its final norm, what lm_head reads
+    top_ids       int32 [T, k]   most probable next tokens, by descending probability
+    top_logprobs  bf16 [T, k]    their log-probabilities under the target (over all of V)
+    offsets       int64 [n + 1]  document j is rows offsets[j] .. offsets[j + 1]
+    document_ids  int64 [n]      which documents they are, so that a writer can resume (optional)
+
+``hidden[t]``, ``top_ids[t]`` and ``top_logprobs[t]`` are computed *from* the tokens up to and
+including ``tokens[t]``: they predict ``tokens[t + 1]``.
+
+Boundary: files and tensors. What is generated, and what is trained on it, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+FORMAT_VERSION = 1
+_METADATA_FILE = "metadata.json"
+_SHARDS = "part-*.safetensors"
+_DTYPES = {
+    "tokens": torch.int32,
+    "flag": torch.int8,
+    "hidden": torch.bfloat16,
+    "top_ids": torch.int32,
+    "top_logprobs": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True)
+class CorpusMetadata:
+    """What a corpus was made from. A corpus is only ever continued under the same metadata.
+
+    Attributes:
+        target: name or path of the target model.
+        hidden_size: d.
+        vocab_size: V, the number of logits of the target.
+        top_k: k, tokens kept per position.
+        source: ``"ground_truth"`` or ``"self_generated"``.
+        settings: everything else that decides the content (seed, temperatures, lengths ...).
+        format_version: version of this layout.
+    """
+
+    target: str
+    hidden_size: int
+    vocab_size: int
+    top_k: int
+    source: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def write(self, directory: Path) -> None:
+        """Write ``metadata.json``, whole or not at all."""
+        path = directory / _METADATA_FILE
+        partial = path.with_suffix(".tmp")
+        partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        os.replace(partial, path)
+
+    @classmethod
+    def read(cls, directory: Path) -> CorpusMetadata:
+        """Read ``metadata.json``.
+
+        Raises:
+            FileNotFoundError: the folder holds no corpus.
+            ValueError: it was written in another version of the layout.
+        """
+        path = directory / _METADATA_FILE
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"directory={str(directory)!r} holds no corpus: {_METADATA_FILE} is missing; write "
+                "one with generate_corpus or extract_ground_truth"
+            )
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values.get("format_version") != FORMAT_VERSION:
+            raise ValueError(
+                f"{path} has format_version={values.get('format_version')!r}, this release reads "
+                f"{FORMAT_VERSION}; generate the corpus again"
+            )
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text of T tokens; the fields are the tensors of a shard without ``offsets``."""
+
+    document_id: int
+    tokens: Tensor
+    flag: Tensor
+    hidden: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+
+
+class CorpusWriter:
+    """Appends documents to a corpus; a context manager that writes the last shard at the end.
+
+    Opening a folder that already holds documents continues it: `document_ids` tells which are
+    there, and a shard that was being written when a run died is discarded.
+
+    Args:
+        directory: created if it is missing.
+        metadata: must equal that of the documents already there.
+        tokens_per_shard: a shard is written once it has so many tokens; that much can be lost.
+
+    Raises:
+        ValueError: the folder holds a corpus with other metadata.
+    """
+
+    def __init__(
+        self, directory: str | Path, metadata: CorpusMetadata, tokens_per_shard: int = 60_000
+    ) -> None:
+        self.directory = Path(directory)
+        self.metadata = metadata
+        self._tokens_per_shard = tokens_per_shard
+        self._pending: list[Document] = []
+        self._pending_tokens = 0
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if (self.directory / _METADATA_FILE).exists():
+            _check_same_metadata(self.directory, metadata)
+        else:
+            metadata.write(self.directory)
+        for partial in self.directory.glob("*.tmp"):
+            partial.unlink()
+        self.document_ids: set[int] = set()
+        self.num_tokens = 0
+        self._next_shard = 0
+        for path in _shard_paths(self.directory):
+            self._next_shard = int(path.stem.split("-")[1]) + 1
+            with safe_open(path, framework="pt") as shard:
+                self.num_tokens += shard.get_slice("tokens").get_shape()[0]
+                if "document_ids" in shard.keys():  # noqa: SIM118  not a dict
+                    self.document_ids.update(shard.get_tensor("document_ids").tolist())
+
+    def __enter__(self) -> CorpusWriter:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # After an interruption too: the documents are complete.
+        self.flush()
+
+    def add(self, document: Document) -> None:
+        """Append one document; ``ValueError`` if its tensors do not fit the corpus."""
+        _check_document(document, self.metadata)
+        self.document_ids.add(document.document_id)
+        self.num_tokens += len(document.tokens)
+        self._pending.append(document)
+        self._pending_tokens += len(document.tokens)
+        if self._pending_tokens >= self._tokens_per_shard:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was added since the last shard."""
+        if not self._pending:
+            return
+        tensors = {
+            name: torch.cat([getattr(d, name).to("cpu", dtype) for d in self._pending]).contiguous()
+            for name, dtype in _DTYPES.items()
+        }
+        lengths = torch.tensor([0, *(len(d.tokens) for d in self._pending)])
+        tensors["offsets"] = lengths.cumsum(0)
+        tensors["document_ids"] = torch.tensor([d.document_id for d in self._pending])
+        path = self.directory / f"part-{self._next_shard:04d}.safetensors"
+        partial = path.with_suffix(".tmp")
+        save_file(tensors, partial)
+        os.replace(partial, path)
+        self._next_shard += 1
+        self._pending, self._pending_tokens = [], 0
+
+
+class ShardedRows:
+    """Rows ``[T, ..]`` that lie in several memory-mapped tensors, read by index."""
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self._parts = list(parts)
+        lengths = torch.tensor([len(part) for part in self._parts])
+        self._ends = lengths.cumsum(0)
+        self._starts = self._ends - lengths
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def columns(self, first: int) -> ShardedRows:
+        """The same rows with only their first columns; nothing is read."""
+        return ShardedRows([part[:, :first] for part in self._parts])
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """The rows at ``index``, int64 of any shape ``[..]``; a new tensor ``[.., *row shape]``."""
+        flat = index.flatten()
+        which = torch.bucketize(flat, self._ends, right=True)
+        first = self._parts[0]
+        rows = first.new_empty((len(flat), *first.shape[1:]))
+        for number in which.unique().tolist():
+            here = (which == number).nonzero()[:, 0]
+            rows[here] = self._parts[number][flat[here] - self._starts[number]]
+        return rows.view(*index.shape, *first.shape[1:])
+
+
+class Corpus:
+    """A corpus opened for reading. Tokens are in memory, everything wide is memory-mapped.
+
+    Args:
+        directory: a folder that a `CorpusWriter` filled.
+
+    Attributes:
+        metadata: what it was made from.
+        tokens: int64 ``[T]``, all documents end to end.
+        flag: bool ``[T]``, True where the drafter learns to predict the token.
+        document: int64 ``[T]``, number of the document each token is in, 0 .. num_documents - 1.
+        hidden, top_ids, top_logprobs: see the module; read by index.
+
+    Raises:
+        FileNotFoundError: no corpus, or one without a shard, in that folder.
+        ValueError: a shard does not fit the metadata.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        self.metadata = CorpusMetadata.read(self.directory)
+        paths = _shard_paths(self.directory)
+        if not paths:
+            raise FileNotFoundError(
+                f"directory={str(directory)!r} holds a corpus without any document yet"
+            )
+        # On the CPU these are views of the mapped files.
+        shards = [_open_shard(path, self.metadata) for path in paths]
+        self.tokens = torch.cat([shard["tokens"] for shard in shards]).long()
+        self.flag = torch.cat([shard["flag"] for shard in shards]) > 0
+        lengths = torch.cat([shard["offsets"].diff() for shard in shards])
+        self.num_documents = len(lengths)
+        self.document = torch.arange(self.num_documents).repeat_interleave(lengths)
+        self.hidden = ShardedRows([shard["hidden"] for shard in shards])
+        self.top_ids = ShardedRows([shard["top_ids"] for shard in shards])
+        self.top_logprobs = ShardedRows([shard["top_logprobs"] for shard in shards])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def is_held_out(self, every: int) -> Tensor:
+        """Which documents are kept for evaluation: bool ``[num_documents]``, one in ``every``.
+
+        A document stays on its side when the corpus grows.
+
+        Raises:
+            ValueError: the corpus has fewer documents than ``every``, so that none is held out.
+        """
+        if not 2 <= every <= self.num_documents:
+            raise ValueError(
+                f"every={every} holds out no document of {self.num_documents} or leaves none to "
+                f"train on; it must be 2 to {self.num_documents}"
+            )
+        return torch.arange(self.num_documents) % every == every - 1
+
+
+def _shard_paths(directory: Path) -> list[Path]:
+    return sorted(directory.glob(_SHARDS))
+
+
+def _open_shard(path: Path, metadata: CorpusMetadata) -> dict[str, Tensor]:
+    with safe_open(path, framework="pt") as shard:
+        tensors = {name: shard.get_tensor(name) for name in (*_DTYPES, "offsets")}
+    hidden_size, top_k = tensors["hidden"].shape[1], tensors["top_ids"].shape[1]
+    if (hidden_size, top_k) != (metadata.hidden_size, metadata.top_k):
+        raise ValueError(
+            f"{path} has hidden_size={hidden_size} and top_k={top_k}, but {_METADATA_FILE} says "
+            f"{metadata.hidden_size} and {metadata.top_k}; the folder mixes two corpora"
+        )
+    return tensors
+
+
+def _check_same_metadata(directory: Path, metadata: CorpusMetadata) -> None:
+    # Through JSON, where tuples become lists, so that equal settings compare as equal.
+    wanted = json.loads(json.dumps(asdict(metadata)))
+    present = asdict(CorpusMetadata.read(directory))
+    different = [key for key in wanted if wanted[key] != present[key]]
+    if different:
+        listed = ", ".join(f"{key} ({present[key]!r} there)" for key in different)
+        raise ValueError(
+            f"directory={str(directory)!r} holds a corpus made with other metadata: {listed}. "
+            "Continue it with the same settings, or write to another folder"
+        )
+
+
+def _check_document(document: Document, metadata: CorpusMetadata) -> None:
+    length = len(document.tokens)
+    shapes = {
+        "tokens": (length,),
+        "flag": (length,),
+        "hidden": (length, metadata.hidden_size),
+        "top_ids": (length, metadata.top_k),
+        "top_logprobs": (length, metadata.top_k),
+    }
+    for name, shape in shapes.items():
+        found = tuple(getattr(document, name).shape)
+        if found != shape:
+            raise ValueError(
+                f"document {document.document_id}: {name} must be {list(shape)}, got {list(found)}"
+            )
