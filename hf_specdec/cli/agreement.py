@@ -14,9 +14,13 @@ import torch
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# A gap of up to this many spacings of the dtype at the top logit counts as a near-tie. Rounding
-# enters in every layer, so the logits of two equally good computations differ by a few spacings.
-NEAR_TIE_SPACINGS = 4.0
+# Rounding is measured, not assumed: the target's logits at the place are computed by a forward over
+# the whole text and by a forward over its last token alone, and the typical disagreement of the two
+# among the best tokens is the rounding. A token within this many times it of the top is a tie; the
+# caches of two runs differ too, so the factor is generous, and an error still shows: a wrong token
+# is usually hundreds of roundings away.
+ROUNDINGS = 6.0
+BEST_TOKENS = 50
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,14 @@ class Difference:
 
     Attributes:
         position: Index into the generated tokens = number of leading tokens that agree.
-        gap: Top-2 gap of the target's logits there.
-        near_tie: Whether the two texts' tokens are the target's top two, within rounding.
+        gap: How far the worse of the two texts' tokens is below the target's best logit there.
+        rounding: How far two ways to compute these logits typically disagree.
+        near_tie: Whether both tokens are the target's best within a few times that rounding.
     """
 
     position: int
     gap: float
+    rounding: float
     near_tie: bool
 
 
@@ -63,23 +69,30 @@ def explain_difference(
     if position is None:
         return None
     agreed = torch.tensor([plain_ids[:position]], dtype=torch.int64, device=prompt_ids.device)
+    text = torch.cat([prompt_ids, agreed], dim=1)
     with torch.inference_mode():
-        output = target(torch.cat([prompt_ids, agreed], dim=1), logits_to_keep=1)
-    logits = output.logits[0, -1]  # [V]
-    tokens = {ids[position] for ids in (plain_ids, speculative_ids) if position < len(ids)}
-    return judge_difference(position, logits, tokens)
+        whole = target(text, logits_to_keep=1).logits[0, -1]
+        cache = target(text[:, :-1], logits_to_keep=1, use_cache=True).cache
+        alone = target(text[:, -1:], cache=cache, logits_to_keep=1).logits[0, -1]
+    tokens = [ids[position] for ids in (plain_ids, speculative_ids) if position < len(ids)]
+    return judge_difference(position, whole, alone, tokens)
 
 
-def judge_difference(position: int, logits: torch.Tensor, tokens: set[int]) -> Difference:
-    """Judges a difference from the target's logits at its position.
+def judge_difference(
+    position: int, whole: torch.Tensor, alone: torch.Tensor, tokens: list[int]
+) -> Difference:
+    """Judges a difference from the target's logits at its position, computed in two ways.
 
     Args:
         position: Index of the difference.
-        logits: The target's logits there, [V], in the target's dtype.
+        whole: The logits there from one forward over the whole text, [V].
+        alone: The same from a forward over the last token with a cache, [V].
         tokens: The token each text has there; one less if a text is over by then.
     """
-    values, indices = logits.topk(2)
-    top, second = values.tolist()
-    rounding = NEAR_TIE_SPACINGS * torch.finfo(logits.dtype).eps * abs(top)
-    near_tie = tokens == set(indices.tolist()) and top - second <= rounding
-    return Difference(position, top - second, near_tie)
+    # At least one spacing of the dtype: two computations may agree by luck.
+    spacing = float(whole.max().abs()) * torch.finfo(whole.dtype).eps
+    whole, alone = whole.double(), alone.double()
+    best = whole.topk(min(BEST_TOKENS, len(whole))).indices
+    rounding = max(float((whole[best] - alone[best]).pow(2).mean().sqrt()), spacing)
+    gap = max(float(logits.max() - logits[tokens].min()) for logits in (whole, alone))
+    return Difference(position, gap, rounding, len(tokens) == 2 and gap <= ROUNDINGS * rounding)

@@ -134,7 +134,7 @@ def describe_agreement(difference: Difference | None) -> tuple[str, str]:
     """Says how far two texts agree (short, with rich markup) and why they part (a sentence)."""
     if difference is None:
         return "[green]yes[/]", ""
-    gap = f"gap {difference.gap:.3g}"
+    gap = f"gap {difference.gap:.3g}, rounding {difference.rounding:.2g}"
     if difference.near_tie:
         why = f"a near-tie ({gap} between the target's two best tokens): either is the target's own"
         colour = "yellow"

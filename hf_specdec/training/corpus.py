@@ -32,6 +32,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 FORMAT_VERSION = 1
 _METADATA_FILE = "metadata.json"
@@ -66,6 +67,26 @@ class CorpusMetadata:
     source: str
     settings: dict[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
+
+    @classmethod
+    def of_target(
+        cls,
+        target: PreTrainedModel,
+        source: str,
+        top_k: int,
+        settings: dict[str, Any],
+        target_name: str | None = None,
+    ) -> CorpusMetadata:
+        """Metadata of a corpus that ``target`` is run for, named as it was loaded by default."""
+        config = target.config.get_text_config(decoder=True)
+        return cls(
+            target=target_name or config._name_or_path or type(target).__name__,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            top_k=top_k,
+            source=source,
+            settings={"dtype": str(target.dtype), **settings},
+        )
 
     def write(self, directory: Path) -> None:
         """Write ``metadata.json``, whole or not at all."""
@@ -219,33 +240,35 @@ class ShardedRows:
 
 
 class Corpus:
-    """A corpus opened for reading. Tokens are in memory, everything wide is memory-mapped.
+    """One or more corpora opened for reading, as if they were one.
+
+    Tokens are in memory, everything wide is memory-mapped.
 
     Args:
-        directory: a folder that a `CorpusWriter` filled.
+        *directories: folders that a `CorpusWriter` filled, all for the same target.
 
     Attributes:
-        metadata: what it was made from.
+        metadata: of the first folder.
         tokens: int64 ``[T]``, all documents end to end.
         flag: bool ``[T]``, True where the drafter learns to predict the token.
         document: int64 ``[T]``, number of the document each token is in, 0 .. num_documents - 1.
         hidden, top_ids, top_logprobs: see the module; read by index.
 
     Raises:
-        FileNotFoundError: no corpus, or one without a shard, in that folder.
-        ValueError: a shard does not fit the metadata.
+        FileNotFoundError: no corpus, or one without a shard, in a folder.
+        ValueError: no folder, folders that do not fit together, or a shard that does not fit its
+            metadata.
     """
 
-    def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory)
-        self.metadata = CorpusMetadata.read(self.directory)
-        paths = _shard_paths(self.directory)
-        if not paths:
-            raise FileNotFoundError(
-                f"directory={str(directory)!r} holds a corpus without any document yet"
-            )
+    def __init__(self, *directories: str | Path) -> None:
+        if not directories:
+            raise ValueError("directories is empty; name at least one folder with a corpus")
+        self.directories = [Path(directory) for directory in directories]
+        self.metadata = CorpusMetadata.read(self.directories[0])
         # On the CPU these are views of the mapped files.
-        shards = [_open_shard(path, self.metadata) for path in paths]
+        shards = [
+            shard for directory in self.directories for shard in _shards(directory, self.metadata)
+        ]
         self.tokens = torch.cat([shard["tokens"] for shard in shards]).long()
         self.flag = torch.cat([shard["flag"] for shard in shards]) > 0
         lengths = torch.cat([shard["offsets"].diff() for shard in shards])
@@ -261,7 +284,7 @@ class Corpus:
     def is_held_out(self, every: int) -> Tensor:
         """Which documents are kept for evaluation: bool ``[num_documents]``, one in ``every``.
 
-        A document stays on its side when the corpus grows.
+        A document stays on its side when the last of the folders grows.
 
         Raises:
             ValueError: the corpus has fewer documents than ``every``, so that none is held out.
@@ -276,6 +299,22 @@ class Corpus:
 
 def _shard_paths(directory: Path) -> list[Path]:
     return sorted(directory.glob(_SHARDS))
+
+
+def _shards(directory: Path, first: CorpusMetadata) -> list[dict[str, Tensor]]:
+    metadata = CorpusMetadata.read(directory)
+    for name in ("target", "hidden_size", "vocab_size", "top_k"):
+        if getattr(metadata, name) != getattr(first, name):
+            raise ValueError(
+                f"directories: {str(directory)!r} has {name}={getattr(metadata, name)!r}, the "
+                f"first has {getattr(first, name)!r}; train on corpora of one target together"
+            )
+    paths = _shard_paths(directory)
+    if not paths:
+        raise FileNotFoundError(
+            f"directory={str(directory)!r} holds a corpus without any document yet"
+        )
+    return [_open_shard(path, metadata) for path in paths]
 
 
 def _open_shard(path: Path, metadata: CorpusMetadata) -> dict[str, Tensor]:

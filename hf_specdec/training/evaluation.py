@@ -78,8 +78,8 @@ class HeldOutPositions:
         index = index[usable]
         if not len(index):
             raise ValueError(
-                f"the {int(documents.sum())} held-out documents of {str(corpus.directory)!r} have "
-                f"no position followed by {heads} tokens that the target would choose; generate "
+                f"the {int(documents.sum())} held-out documents have no "
+                f"position followed by {heads} tokens that the target would choose; generate "
                 "more or longer documents, some of them greedily"
             )
         generator = torch.Generator().manual_seed(seed)

@@ -66,14 +66,8 @@ def extract_ground_truth(
         raise ValueError(
             f"max_length={max_length} must be 2 to tokens_per_batch={tokens_per_batch}"
         )
-    config = target.config.get_text_config(decoder=True)
-    metadata = CorpusMetadata(
-        target=target_name or config._name_or_path or type(target).__name__,
-        hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        top_k=top_k,
-        source="ground_truth",
-        settings={"max_length": max_length, "dtype": str(target.dtype)},
+    metadata = CorpusMetadata.of_target(
+        target, "ground_truth", top_k, {"max_length": max_length}, target_name
     )
     with (
         CorpusWriter(directory, metadata, tokens_per_shard) as writer,

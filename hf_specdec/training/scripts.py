@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -98,15 +99,13 @@ class Temperatures:
 
 
 class PromptScripts:
-    """Given prompts, each answered once.
+    """Given prompts, each answered once. What all of them begin with is run once only.
 
     Args:
         prompts: token lists, beginning-of-text tokens and chat template included.
         max_new_tokens: length of an answer at most.
         temperatures: of the answers.
     """
-
-    prefix: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -117,6 +116,9 @@ class PromptScripts:
         for number, prompt in enumerate(prompts):
             if not len(prompt):
                 raise ValueError(f"prompts[{number}] is empty; a prompt needs at least one token")
+        # Sorted lists: what the first and the last have in common, all have.
+        ends = [min(map(list, prompts)), max(map(list, prompts))] if prompts else [[], []]
+        self.prefix: tuple[int, ...] = tuple(map(int, commonprefix(ends)))
         self._prompts = prompts
         self._max_new_tokens = max_new_tokens
         self._temperatures = temperatures or Temperatures()
@@ -126,7 +128,9 @@ class PromptScripts:
         if document_id >= len(self._prompts):
             return None
         prompt = tuple(int(token) for token in self._prompts[document_id])
-        return [Forced(prompt), Free(self._max_new_tokens, self._temperatures.draw(rng))]
+        rest = prompt[len(self.prefix) :]
+        answer = Free(self._max_new_tokens, self._temperatures.draw(rng))
+        return [Forced(rest), answer] if rest else [answer]
 
     def settings(self) -> dict[str, Any]:
         """Number of prompts, length and temperatures."""

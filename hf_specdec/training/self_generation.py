@@ -32,37 +32,6 @@ from hf_specdec.training.progress import progress_bar
 from hf_specdec.training.scripts import ScriptSource
 
 
-def self_generated_metadata(
-    target: PreTrainedModel,
-    scripts: ScriptSource,
-    stop_ids: Sequence[int],
-    max_length: int,
-    seed: int,
-    top_k: int = 32,
-    target_name: str | None = None,
-) -> CorpusMetadata:
-    """Metadata of the corpus that `generate_corpus` writes with the same arguments.
-
-    Args:
-        target_name: recorded instead of the name the target was loaded from.
-    """
-    config = target.config.get_text_config(decoder=True)
-    return CorpusMetadata(
-        target=target_name or config._name_or_path or type(target).__name__,
-        hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        top_k=top_k,
-        source="self_generated",
-        settings={
-            "seed": seed,
-            "stop_ids": list(stop_ids),
-            "max_length": max_length,
-            "dtype": str(target.dtype),
-            "scripts": {"kind": type(scripts).__name__, **scripts.settings()},
-        },
-    )
-
-
 def generate_corpus(
     target: PreTrainedModel,
     scripts: ScriptSource,
@@ -84,14 +53,13 @@ def generate_corpus(
         target: any causal model with an output head, on any device, in evaluation mode.
         scripts: what to generate.
         directory: the corpus.
-        num_tokens: start no new document once there are so many tokens; those under way are
-            finished. Fewer, if the scripts end before.
+        num_tokens: start no document once there are so many; those under way are finished.
         stop_ids: tokens that end every free segment: the target's end-of-sequence tokens.
         batch_size: rows of the batch.
         max_length: a document is cut off at this length.
         seed: of scripts and sampling.
         top_k: most probable tokens kept per position; sampling is among these.
-        target_name: recorded in the metadata instead of the name the target was loaded from.
+        target_name: recorded instead of the name the target was loaded from.
         tokens_per_shard: see `CorpusWriter`.
         progress: show a bar.
 
@@ -110,9 +78,13 @@ def generate_corpus(
             f"max_length={max_length} leaves no room behind the {len(scripts.prefix)} tokens that "
             "every document begins with"
         )
-    metadata = self_generated_metadata(
-        target, scripts, stop_ids, max_length, seed, top_k, target_name
-    )
+    settings = {
+        "seed": seed,
+        "stop_ids": list(stop_ids),
+        "max_length": max_length,
+        "scripts": {"kind": type(scripts).__name__, **scripts.settings()},
+    }
+    metadata = CorpusMetadata.of_target(target, "self_generated", top_k, settings, target_name)
     with CorpusWriter(directory, metadata, tokens_per_shard) as writer:
         if writer.num_tokens >= num_tokens:
             return writer.num_tokens
@@ -120,10 +92,8 @@ def generate_corpus(
             target, scripts, writer, num_tokens, frozenset(stop_ids), batch_size, max_length, seed
         )
         with progress_bar("Generating", num_tokens, writer.num_tokens, progress) as advance:
-            before = writer.num_tokens
-            for _ in batch.run():
-                advance(writer.num_tokens - before, f"{batch.num_rows} documents under way")
-                before = writer.num_tokens
+            for new_tokens in batch.run():
+                advance(new_tokens, f"{batch.num_rows} documents under way")
         return writer.num_tokens
 
 
@@ -176,12 +146,13 @@ class _ContinuousBatch:
         return len(self._documents)
 
     @torch.no_grad()
-    def run(self) -> Iterator[None]:
-        """Generate until all documents are finished; yields after each forward."""
+    def run(self) -> Iterator[int]:
+        """Generate until all are finished; after each forward yields the tokens it completed."""
         with self._runner.capture():
             while self._documents:
+                before = self._writer.num_tokens
                 self._step()
-                yield
+                yield self._writer.num_tokens - before
 
     def _next_document(self) -> DocumentInProgress | None:
         under_way = sum(len(d.tokens) for d in self._documents if not d.finished)

@@ -25,6 +25,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils.logging import (
+    disable_progress_bar,
+    enable_progress_bar,
+    is_progress_bar_enabled,
+)
 
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
 from hf_specdec.training.corpus import Corpus
@@ -204,7 +209,7 @@ class Trainer:
         loss = (weights * head_losses).sum()
         if not torch.isfinite(loss):
             raise RuntimeError(
-                f"the loss at step {self._step} is {float(loss)}; lower learning_rate="
+                f"the loss at step {self._step} is {loss.item()}; lower learning_rate="
                 f"{settings.learning_rate}, or look for non-finite hidden states in the corpus"
             )
         self._optimizer.zero_grad(set_to_none=True)
@@ -308,7 +313,14 @@ def save_speculator(
         directory: for ``save_pretrained``.
         dtype: of the weights on disk.
     """
-    copy.deepcopy(model).to(getattr(torch, dtype)).save_pretrained(directory)
+    was_enabled = is_progress_bar_enabled()
+    # A bar for every save would tear up the one of the training.
+    disable_progress_bar()
+    try:
+        copy.deepcopy(model).to(getattr(torch, dtype)).save_pretrained(directory)
+    finally:
+        if was_enabled:
+            enable_progress_bar()
 
 
 def _check_corpus(

@@ -80,6 +80,20 @@ def test_an_interrupted_corpus_continues(tmp_path):
     assert corpus.tokens.tolist() == sum((document(i).tokens.tolist() for i in (0, 3, 1)), [])
 
 
+def test_several_corpora_are_read_as_one(tmp_path):
+    write(tmp_path / "a", [0, 1])
+    write(tmp_path / "b", [2])
+    corpus = Corpus(tmp_path / "a", tmp_path / "b")
+    assert corpus.document.bincount().tolist() == [3, 4, 5]
+    expected = [document(i, length=3 + i).hidden for i in range(3)]
+    assert torch.equal(corpus.hidden[torch.arange(12)], torch.cat(expected))
+    CorpusMetadata("another/target", 4, 50, 3, "self_generated").write(tmp_path / "b")
+    with pytest.raises(ValueError, match="target='another/target', the first has 'a/target'"):
+        Corpus(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(ValueError, match="directories is empty"):
+        Corpus()
+
+
 def test_other_settings_are_refused(tmp_path):
     write(tmp_path, range(2))
     other = CorpusMetadata("a/target", 4, 50, 3, "self_generated", {"lengths": (1, 3)})

@@ -36,7 +36,7 @@ def test_long_texts_are_cut(target, tmp_path):
 
 
 def test_continues_where_it_stopped(target, tmp_path):
-    settings = {"max_length": 16, "tokens_per_batch": 16, "top_k": 2, "progress": False}
+    settings: dict = {"max_length": 16, "tokens_per_batch": 16, "top_k": 2, "progress": False}
     first = extract_ground_truth(target, texts(), tmp_path, num_tokens=10, **settings)
     assert 10 <= first < 40
     extract_ground_truth(target, texts(), tmp_path, **settings)

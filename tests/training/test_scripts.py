@@ -83,9 +83,15 @@ def test_chat_template_that_is_missing_or_changes_the_text(tokenizer):
 
 
 def test_prompts_end():
-    scripts = PromptScripts([[4, 5]], max_new_tokens=7, temperatures=Temperatures(greedy_share=1))
+    greedy = Temperatures(greedy_share=1)
+    scripts = PromptScripts([[4, 5], [6]], max_new_tokens=7, temperatures=greedy)
+    assert scripts.prefix == ()
     assert scripts.script(0, random.Random(0)) == [Forced((4, 5)), Free(7, 0.0)]
-    assert scripts.script(1, random.Random(0)) is None
+    assert scripts.script(2, random.Random(0)) is None
+    shared = PromptScripts([[4, 5, 6], [4, 5], [4, 5, 1]], 7, greedy)
+    assert shared.prefix == (4, 5)
+    assert shared.script(0, random.Random(0)) == [Forced((6,)), Free(7, 0.0)]
+    assert shared.script(1, random.Random(0)) == [Free(7, 0.0)]
 
 
 def test_temperatures():

@@ -26,19 +26,22 @@ def generate(target, scripts, directory, num_tokens=10**6, **kwargs) -> Corpus:
 def by_id(corpus: Corpus) -> dict[int, list[int]]:
     from safetensors.torch import load_file
 
-    paths = sorted(corpus.directory.glob("part-*"))
+    paths = sorted(corpus.directories[0].glob("part-*"))
     ids = torch.cat([load_file(path)["document_ids"] for path in paths]).tolist()
     return {number: corpus.tokens[corpus.document == i].tolist() for i, number in enumerate(ids)}
 
 
+@pytest.mark.parametrize("shared", [[], [7, 8, 9]], ids=["", "shared beginning"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
-def test_greedy_text_is_that_of_generate(family, make_target, tmp_path):
+def test_greedy_text_is_that_of_generate(family, shared, make_target, tmp_path):
     target = make_target(family)
-    corpus = generate(target, PromptScripts(prompts(), 20, GREEDY), tmp_path)
-    found = by_id(corpus)
-    assert sorted(found) == list(range(len(prompts())))
+    given = [shared + prompt for prompt in prompts()]
+    scripts = PromptScripts(given, 20, GREEDY)
+    assert list(scripts.prefix) == shared
+    found = by_id(corpus := generate(target, scripts, tmp_path))
+    assert sorted(found) == list(range(len(given)))
     lengths = set()
-    for number, prompt in enumerate(prompts()):
+    for number, prompt in enumerate(given):
         ids = torch.tensor([prompt])
         expected = target.generate(
             ids,

@@ -49,20 +49,20 @@ def test_changes_to_a_preset():
 
 
 @pytest.mark.parametrize(
-    ("make", "match"),
+    ("kind", "fields", "match"),
     [
-        (lambda: StageSettings(steps=0), "steps=0"),
-        (lambda: StageSettings(epochs=0), "epochs=0"),
-        (lambda: StageSettings(batch_size=0), "batch_size=0"),
-        (lambda: StageSettings(peak=0.1, final=0.2), "final=0.2"),
-        (lambda: StageSettings(warmup_shape="steep"), "warmup_shape='steep'"),
-        (lambda: TrainingSettings(objective="mse"), "objective='mse' must be one of"),
-        (lambda: TrainingSettings(precision="fp8"), "precision='fp8'"),
-        (lambda: TrainingSettings(save_dtype="int8"), "save_dtype='int8'"),
-        (lambda: TrainingSettings(distill_top_k=0), "distill_top_k=0"),
-        (lambda: TrainingSettings(num_sampled=-1), "num_sampled=-1"),
+        (StageSettings, {"steps": 0}, "steps=0"),
+        (StageSettings, {"epochs": 0}, "epochs=0"),
+        (StageSettings, {"batch_size": 0}, "batch_size=0"),
+        (StageSettings, {"peak": 0.1, "final": 0.2}, "final=0.2"),
+        (StageSettings, {"warmup_shape": "steep"}, "warmup_shape='steep'"),
+        (TrainingSettings, {"objective": "mse"}, "objective='mse' must be one of"),
+        (TrainingSettings, {"precision": "fp8"}, "precision='fp8'"),
+        (TrainingSettings, {"save_dtype": "int8"}, "save_dtype='int8'"),
+        (TrainingSettings, {"distill_top_k": 0}, "distill_top_k=0"),
+        (TrainingSettings, {"num_sampled": -1}, "num_sampled=-1"),
     ],
 )
-def test_refusals(make, match):
+def test_refusals(kind, fields, match):
     with pytest.raises(ValueError, match=match):
-        make()
+        kind(**fields)

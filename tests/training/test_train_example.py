@@ -11,7 +11,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "train_smollm2_drafter.py"
 
 
 @pytest.fixture
-def example():
+def example(monkeypatch):
+    # As when it is run as a script: its folder is on the path.
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
     spec = importlib.util.spec_from_file_location("train_smollm2_drafter", EXAMPLE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -34,6 +36,7 @@ def test_smoke(example, target, tokenizer, tmp_path, capsys):
     assert torch.equal(target.generate(prompt, assistant_model=drafter.float(), **settings), plain)
     # Started again, with the corpus as it is and the run complete, it only reports.
     arguments[arguments.index("2000")] = "0"
+    arguments += ["--everyday-tokens", "0"]
     assert example.main(arguments, lambda: (target, tokenizer)) == result
 
 

@@ -48,13 +48,11 @@ def markov_documents(num_documents: int, length: int, greedy: bool) -> list[Docu
         )
         other = torch.randint(size, (length,), generator=generator)
         for t in range(1, length - 1):
-            choice = int(rule[tokens[t - 1], tokens[t]])
-            tokens.append(int(other[t]) if wild[t] else choice)
+            tokens.append(int(other[t] if wild[t] else rule[tokens[t - 1], tokens[t]]))
         x = torch.tensor(tokens)
         before = torch.cat([x[:1], x[:-1]])
         hidden = torch.cat([torch.eye(size)[before], torch.eye(size)[x]], dim=1)
         choice = rule[before, x]
-        second = (choice + 1) % size
         documents.append(
             Document(
                 document_id=number,
@@ -62,7 +60,7 @@ def markov_documents(num_documents: int, length: int, greedy: bool) -> list[Docu
                 # The first two are the prompt.
                 flag=torch.arange(length) > 1,
                 hidden=hidden,
-                top_ids=torch.stack([choice, second], dim=1),
+                top_ids=torch.stack([choice, (choice + 1) % size], dim=1),
                 top_logprobs=torch.tensor([0.9, 0.05]).log().expand(length, 2),
             )
         )
