@@ -121,11 +121,10 @@ class SpeculativeDecoder:
         return sequences, stats
 
     def _prefill(self, model_kwargs: dict[str, Any]) -> None:
-        """Run the prompts; the first token of every row comes from their last logits."""
+        """Run the prompts: a step without drafts, whose token is the last of every prompt."""
         output = self._target.prefill(model_kwargs)
         no_draft = self._last_tokens.new_empty((len(self._host_rows), 0))
         verdict = self._verify(no_draft, None, output.logits, self._positions(1))
-        self._stats.record_forward()
         self._emit(self._last_tokens[:, None], output, verdict)
 
     def _step(self) -> None:
@@ -223,11 +222,10 @@ class SpeculativeDecoder:
             host = self._ask_criteria(host)
             num_new = host[0].to(tokens.device)
         host_num_new, host_finished, _ = host.tolist()
-        if run_tokens.shape[1] > 1 or self._host_lengths[0] > self._prompt_length:
-            accepted = torch.minimum(host[0], host[2])
-            num_draft_tokens = run_tokens.shape[1] - 1
-            self._stats.record_step(torch.tensor(self._host_rows), accepted, num_draft_tokens)
-            self._target.cache.advance(num_new, host_num_new)
+        accepted = torch.minimum(host[0], host[2])
+        num_draft_tokens = run_tokens.shape[1] - 1
+        self._stats.record_step(torch.tensor(self._host_rows), accepted, num_draft_tokens)
+        self._target.cache.advance(num_new, host_num_new)
         if self._streamer is not None:
             self._streamer.put(tokens[0, : host_num_new[0]].cpu())
 

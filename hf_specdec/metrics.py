@@ -88,10 +88,6 @@ class StatsRecorder:
         self._drafted: list[int] = []
         self._num_target_forwards = 0
 
-    def record_forward(self) -> None:
-        """Count a target forward that verifies no draft (the prefill)."""
-        self._num_target_forwards += 1
-
     def record_step(
         self, rows: torch.Tensor, accepted: torch.Tensor, num_draft_tokens: int
     ) -> None:
@@ -100,7 +96,7 @@ class StatsRecorder:
         Args:
             rows: int64 ``[n]`` on CPU, the caller's indices of the active rows.
             accepted: int64 ``[n]`` on CPU, draft tokens emitted for each of them.
-            num_draft_tokens: K of this step; 0 for a plain step.
+            num_draft_tokens: K of this step; 0 for the prefill and for plain steps.
         """
         self._num_target_forwards += 1
         if num_draft_tokens:

@@ -102,7 +102,11 @@ class TargetRunner:
             handle.remove()
 
     def prefill(self, model_kwargs: dict[str, Any]) -> TargetOutput:
-        """Run the prompt as transformers does; logits and state of the last position only."""
+        """Run the prompt as transformers does; logits and state of the last position only.
+
+        The cache then counts all but the last token, which is left to be accepted like the tokens
+        of every later step.
+        """
         self.cache.begin(self._input_ids.shape[1])
         inputs = self.model.prepare_inputs_for_generation(
             self._input_ids,
@@ -110,7 +114,7 @@ class TargetRunner:
             **{**model_kwargs, "cache": self.cache, "use_cache": True},
         )
         output = self._call(inputs)
-        rows, length = self._input_ids.shape
+        rows, length = self._input_ids.shape[0], self._input_ids.shape[1] - 1
         self.cache.advance(self.cache.lengths.new_full((rows,), length), [length] * rows)
         return TargetOutput(output.logits[:, -1:], output.hidden_states[:, -1:])
 

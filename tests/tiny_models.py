@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ VOCAB_SIZE = 64
 HIDDEN_SIZE = 32
 PAD, EOS = 0, 2
 
-_COMMON = {
+_COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": HIDDEN_SIZE,
     "intermediate_size": 48,
@@ -40,7 +41,7 @@ _COMMON = {
     "initializer_range": 0.4,
 }
 # Gemma scales its embeddings up; with a tied head a random model would only repeat its input.
-_GEMMA = {**_COMMON, "tie_word_embeddings": False}
+_GEMMA: dict[str, Any] = {**_COMMON, "tie_word_embeddings": False}
 _ALTERNATING = ["sliding_attention", "full_attention"] * 2
 CONFIGS: dict[str, Callable] = {
     "llama": lambda: LlamaConfig(**_COMMON),
@@ -195,7 +196,7 @@ class ScriptedDrafter(Drafter):
             self._emitted[row] += n + 1
 
     def propose(self, token_ids, num_draft_tokens, pick=None) -> torch.Tensor:
-        draft = []
+        draft: list[list[int]] = []
         for row in self._rows:
             start = self._emitted[row]
             assert token_ids[len(draft)] == self._answers[row][start - 1]

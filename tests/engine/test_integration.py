@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,8 @@ def test_published_ids_of_the_architecture_resolve(tmp_path, make_speculator):
     for auto in (AutoModel, AutoModelForCausalLM):
         model = auto.from_pretrained(tmp_path)
         assert type(model) is hf_specdec.MLPSpeculatorPreTrainedModel
-    (name,) = model.config.architectures
+    architectures: Any = model.config.architectures
+    (name,) = architectures
     assert getattr(transformers, name) is type(model)
 
 
@@ -41,14 +43,15 @@ def test_disable_puts_every_original_back_and_enable_works_again(target, make_sp
     hf_specdec.enable()
     hf_specdec.enable()
     assert getattr(GenerationMixin, SEAMS[0]).__wrapped__.__module__.startswith("transformers")
-    output = target.generate(
+    output: Any = target.generate(
         **prompts(1),
         assistant_model=make_speculator(),
         max_new_tokens=4,
         return_dict_in_generate=True,
     )
     assert isinstance(output, GenerateDecoderOnlyOutput)
-    assert output.speculation.num_target_forwards > 0
+    output = vars(output)
+    assert output["speculation"].num_target_forwards > 0
 
 
 @pytest.mark.parametrize("name", SEAMS)
@@ -82,7 +85,7 @@ def test_other_assistants_and_plain_calls_run_transformers_own_code(target, prom
 def test_drafters_work_in_transformers_own_loop(target, make_speculator, prompts):
     """The CandidateGenerator contract: same text, and the drafts our own loop would propose."""
     inputs, speculator = prompts(1), make_speculator()
-    drafts = {"ours": [], "theirs": []}
+    drafts: dict[str, list[list[int]]] = {"ours": [], "theirs": []}
     propose = type(speculator).propose
 
     def run(which):

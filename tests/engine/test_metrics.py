@@ -55,7 +55,7 @@ def test_rows_add_up_to_the_call(target, make_speculator, prompts):
 
 def test_recorder_with_rows_that_leave_and_k_that_shrinks():
     recorder = StatsRecorder(3)
-    recorder.record_forward()
+    recorder.record_step(torch.tensor([0, 1, 2]), torch.tensor([0, 0, 0]), 0)
     recorder.record_step(torch.tensor([0, 1, 2]), torch.tensor([2, 0, 1]), 2)
     recorder.record_step(torch.tensor([0, 2]), torch.tensor([1, 0]), 1)
     recorder.record_step(torch.tensor([2]), torch.tensor([0]), 0)
