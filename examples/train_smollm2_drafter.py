@@ -84,7 +84,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--heads", type=int, default=3, help="tokens the drafter can propose")
     add("--inner-dim", type=int, default=1024, help="width of the drafter's state")
     add("--draft-vocab", type=int, default=4096, help="ids the drafter can propose; 0: all")
-    add("--epochs", type=float, default=3.0)
+    add("--epochs", type=float, default=2.0)
     add("--batch-size", type=int, default=256)
     add("--learning-rate", type=float, default=1e-3)
     add("--weight-decay", type=float, default=0.05)

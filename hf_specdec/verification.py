@@ -53,10 +53,11 @@ def choose_tokens(
     Returns:
         int64 ``[B, Q]``. Among equal values the lowest index wins.
     """
-    if row_seeds is None:
-        return logits.argmax(dim=-1)
-    assert positions is not None
-    return add_gumbel(logits.float(), row_seeds, positions).argmax(dim=-1)
+    if row_seeds is not None:
+        assert positions is not None
+        logits = add_gumbel(logits.float(), row_seeds, positions)
+    # max: torch's argmax of half precision is five times slower on CPU, with the same tie rule.
+    return logits.max(dim=-1).indices
 
 
 def count_accepted(draft_ids: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
