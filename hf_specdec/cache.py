@@ -195,6 +195,12 @@ class RaggedCache(Cache):
         return max(self._host_lengths, default=0)
 
     @property
+    def dtype(self) -> torch.dtype | None:
+        """Of the keys, ``None`` before the first forward."""
+        first = self.ragged_layers[0]
+        return first.dtype if first.is_initialized else None
+
+    @property
     def num_rows(self) -> int:
         """Rows that are still in the batch."""
         return len(self._host_lengths)

@@ -9,10 +9,11 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
+from hf_specdec import attention
 from hf_specdec.drafters import Drafter
 from hf_specdec.target import attention_layers
 
-_ATTENTION_IMPLEMENTATIONS = ("eager", "sdpa")
+_ATTENTION_IMPLEMENTATIONS = ("eager", "sdpa", attention.NAME)
 _NOT_COLLECTED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from hf_specdec.attention import grouped_attention
 from hf_specdec.cache import RaggedCache
 
 # Slots added to the prompt at first; caches for long generations grow by doubling from there.
@@ -82,14 +83,13 @@ class TargetRunner:
             max_query_length,
             num_slots=min(max_length, prompt_length + _INITIAL_SLOTS) + max_query_length,
         )
-        self._float_mask = model.config.get_text_config()._attn_implementation == "eager"
         parameters = inspect.signature(model.forward).parameters
         self._keep_logits = {"logits_to_keep": 0} if "logits_to_keep" in parameters else {}
         self._captured: torch.Tensor | None = None
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Pick up the hidden states while the block runs; no hook is left behind."""
+        """Pick up the hidden states while the block runs; no hook or switch is left behind."""
         head = self.model.get_output_embeddings()
 
         def keep(_module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
@@ -97,7 +97,8 @@ class TargetRunner:
 
         handle = head.register_forward_pre_hook(keep)
         try:
-            yield
+            with grouped_attention(self.model):
+                yield
         finally:
             handle.remove()
 
@@ -148,14 +149,12 @@ class TargetRunner:
         return TargetOutput(logits, hidden_states)
 
     def _attention_mask(self) -> torch.Tensor | dict[str, torch.Tensor]:
-        masks = self.cache.attention_masks()
-        if self._float_mask:
-            dtype = self.model.dtype
-            masks = {
-                name: torch.zeros_like(mask, dtype=dtype).masked_fill_(
-                    ~mask, torch.finfo(dtype).min
-                )
-                for name, mask in masks.items()
-            }
+        # Additive, and in the dtype of the scores: eager wants it so, and sdpa would convert a
+        # boolean mask again in every layer.
+        dtype = self.cache.dtype or self.model.dtype
+        masks = {
+            name: torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+            for name, mask in self.cache.attention_masks().items()
+        }
         # Models with one kind of layer take the mask itself, the others look it up by layer type.
         return masks if len(masks) > 1 else next(iter(masks.values()))

@@ -30,7 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "processors": {"noise"},
     "stopping": set(),
     "modeling": set(),
-    "target": {"cache"},
+    "attention": set(),
+    "target": {"attention", "cache"},
     "verification": {"noise"},
     "drafters": {"modeling", "noise", "config", "metrics"},
     "registry": {"modeling", "drafters"},
@@ -45,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "stopping",
         "target",
     },
-    "compatibility": {"drafters", "target"},
+    "compatibility": {"attention", "drafters", "target"},
     "integration": {
         "decoding",
         "drafters",
