@@ -4,8 +4,6 @@ A wrong feed never shows in the output, only in the acceptance, so acceptance is
 at the last accepted position against the states that a mistake would feed.
 """
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -89,26 +87,13 @@ class ReadsTheTokenBefore(MLPDrafter):
         self._run = self._run[index]
 
 
-class ReadsBeforeTheNorm(MLPDrafter):
-    """A state without the final norm's scale."""
-
-    norm: Any
-
-    def observe(self, step: VerifiedStep) -> None:
-        states = step.hidden_states / self.norm.weight
-        super().observe(VerifiedStep(step.input_ids, states, step.num_accepted))
-
-
-@pytest.mark.parametrize(
-    "wrong_feed", [ReadsTheFirstState, ReadsTheLastState, ReadsTheTokenBefore, ReadsBeforeTheNorm]
-)
+@pytest.mark.parametrize("wrong_feed", [ReadsTheFirstState, ReadsTheLastState, ReadsTheTokenBefore])
 def test_a_wrong_feed_costs_acceptance(pair, inputs, plain, wrong_feed):
     right = speculate(pair, inputs, pair.drafter).speculation
-    drafter = wrong_feed(pair.drafter)
-    drafter.norm = pair.target.model.norm
-    output = speculate(pair, inputs, drafter)
+    output = speculate(pair, inputs, wrong_feed(pair.drafter))
     assert torch.equal(output.sequences, plain), "a bad drafter must not change the text"
-    assert output.speculation.num_accepted_tokens < 0.8 * right.num_accepted_tokens
+    drafted, wanted = output.speculation.mean_acceptance_length, right.mean_acceptance_length
+    assert drafted - 1 < 0.85 * (wanted - 1)
 
 
 def test_the_shipped_files_are_small():
