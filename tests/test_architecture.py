@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "noise": set(),
     "cache": set(),
     "metrics": set(),
-    "processors": {"noise"},
+    "processors": set(),
     "stopping": set(),
     "modeling": set(),
     "attention": set(),
