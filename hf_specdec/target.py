@@ -74,6 +74,7 @@ class TargetRunner:
         # Any: generation methods are a mixin that PreTrainedModel doesn't declare.
         self.model: Any = model
         self._input_ids = input_ids
+        self._max_length = max_length
         windows, layer_types = attention_layers(model)
         prompt_length = input_ids.shape[1]
         self.cache = RaggedCache(
@@ -125,7 +126,9 @@ class TargetRunner:
         Args:
             tokens: int64 ``[n, Q]``: the last token of each row, then its draft.
         """
-        position_ids = self.cache.begin(tokens.shape[1])
+        # A row near the limit is drafted as far as the others; what lies behind the limit is never
+        # emitted, but a model with a table of positions must find one for it.
+        position_ids = self.cache.begin(tokens.shape[1]).clamp_(max=self._max_length - 1)
         return self._call(
             {
                 "input_ids": tokens,

@@ -13,12 +13,6 @@ def make_cache(windows=(None,), padding=(0, 0), max_query_length=4, num_slots=64
     return RaggedCache(windows, types, torch.tensor(padding), max_query_length, num_slots)
 
 
-def states(rows, length, start=0):
-    """Keys whose value is their slot, so that a view tells which slots it shows."""
-    slots = torch.arange(start, start + length, dtype=torch.float32)
-    return slots[None, None, :, None].expand(rows, 1, length, 2)
-
-
 def forward(cache, length, starts=None):
     """One forward: every row's keys are its slots; returns the last layer's view."""
     cache.begin(length)

@@ -209,3 +209,19 @@ def test_prompts_around_and_beyond_the_sliding_window(family, prompt_length, mak
         drafter = ScriptedDrafter(expected, sometimes_wrong, k)
         output = speculate(target, inputs, drafter, 40, do_sample=False)
         assert new_tokens(output.sequences, inputs, [40] * 3) == expected
+
+
+@pytest.mark.parametrize("family", ["gpt_bigcode", "llama"])
+def test_the_last_position_of_the_model_is_reached(family, make_target):
+    # A row at the limit is verified together with one that still drafts: the tokens drafted behind
+    # the limit have no position of their own.
+    target = make_target(family)
+    ids = torch.randint(3, 64, (3, 230))
+    mask = torch.ones_like(ids)
+    expected = target.generate(ids, attention_mask=mask, max_length=256, do_sample=False)
+    answers = expected[:, 230:].tolist()
+    drafter = ScriptedDrafter(answers, lambda row, i: row == 1 or sometimes_wrong(row, i))
+    output = target.generate(
+        ids, attention_mask=mask, max_length=256, do_sample=False, assistant_model=drafter
+    )
+    assert torch.equal(output, expected)
