@@ -110,7 +110,7 @@ def generate_corpora(
         tokenizer.apply_chat_template(
             [{"role": "user", "content": request}], add_generation_prompt=True, tokenize=True
         )["input_ids"]
-        for request in everyday_prompts(40 if options.smoke else 12_000)
+        for request in everyday_prompts(40 if options.smoke else 40_000)
     ]
     sources = {
         "chat": (ChatScripts(tokenizer, OPENINGS, **conversations), options.tokens),

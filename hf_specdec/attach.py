@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
+from dataclasses import replace
 from typing import Any
 
 from transformers import AutoModel
 
 from hf_specdec import compatibility
 from hf_specdec.config import SpeculativeConfig
-from hf_specdec.integration import drafter_for
+from hf_specdec.integration import ATTACHED, Attachment, drafter_for
 
 
 def attach(target: Any, speculative_config: SpeculativeConfig | dict[str, Any] | str) -> Any:
@@ -52,24 +52,13 @@ def attach(target: Any, speculative_config: SpeculativeConfig | dict[str, Any] |
         compatibility.check_num_draft_tokens(
             config.num_speculative_tokens, drafter, "num_speculative_tokens"
         )
-    assistant.speculative_config = config
     detach(target)
-    plain = target.generate
-
-    @functools.wraps(plain)
-    def generate(*args: Any, **kwargs: Any) -> Any:
-        beams = kwargs.get("num_beams") or getattr(
-            kwargs.get("generation_config") or target.generation_config, "num_beams", None
-        )
-        if (beams or 1) == 1 and kwargs.get("custom_generate") is None:
-            kwargs.setdefault("assistant_model", assistant)
-        return plain(*args, **kwargs)
-
-    target.generate = generate
+    # Not as an attribute of its own: a module in there would become a part of the target.
+    target.__dict__[ATTACHED] = Attachment(assistant, replace(config, model=None))
     return target
 
 
 def detach(target: Any) -> Any:
-    """Give ``target`` its own ``generate`` back; harmless when nothing is attached."""
-    target.__dict__.pop("generate", None)
+    """Let ``target.generate`` be plain again; harmless when nothing is attached."""
+    target.__dict__.pop(ATTACHED, None)
     return target

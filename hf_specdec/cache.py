@@ -6,12 +6,16 @@ b's keys at slots ``lengths[b] .. lengths[b] + Q - 1`` and attends through a 4-D
 is not lengthening: `advance` adds what was accepted, and what lies behind a row's length is
 invisible to the mask and overwritten by the next forward. Nothing is copied, nothing concatenated.
 
+The prompt is written by one forward or by several (chunks, or the part that a given cache lacks),
+with the masks that transformers builds for it; all rows are at the same slot until it is over.
+
 Layers that attend to a window are rings of ``window + K + 1`` slots: slot s lives at index s modulo
 that size. The K + 1 newest entries can be wrong (rejected) and still no key inside the window has
 been overwritten.
 
 Rows that are finished leave the batch: `keep_rows` moves the last rows into the gaps, one row's
-copy for each row that finished, and later forwards read a smaller view of the same buffers.
+copy for each row that finished, and later forwards read a smaller view of the same buffers. A cache
+that is handed out at the end swaps rows instead, so that finished ones aren't lost.
 """
 
 from __future__ import annotations
@@ -31,14 +35,19 @@ class _Write:
         rows, slots: int64 ``[n, 1]`` and ``[n, Q]``.
         end: one past the highest slot written in any row.
         start: the slot of the first token if it is the same in every row, else ``None``.
-        first: whether the buffers are still empty (the prefill).
+        prompt: a part of the prompt, which attends through transformers' own masks.
     """
 
     rows: torch.Tensor
     slots: torch.Tensor
     end: int
     start: int | None
-    first: bool
+    prompt: bool
+
+    @property
+    def first(self) -> bool:
+        """Whether the buffers are still empty."""
+        return self.prompt and self.start == 0
 
 
 class RaggedLayer(CacheLayerMixin):
@@ -87,11 +96,14 @@ class RaggedLayer(CacheLayerMixin):
             key_states, value_states: ``[n, heads, Q, dim]``.
 
         Returns:
-            Views of the buffers, ``[n, heads, end, dim]``; in the prefill the states themselves.
+            Views of the buffers, ``[n, heads, end, dim]``; in the first forward the states
+            themselves.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         write = self._owner.current_write
+        if write.prompt and not write.first:
+            return self._continue_prompt(key_states, value_states, write)
         self._write(self.keys, key_states, write)
         self._write(self.values, value_states, write)
         if write.first:
@@ -99,6 +111,31 @@ class RaggedLayer(CacheLayerMixin):
         n = key_states.shape[0]
         end = self._visible(write)
         return self.keys[:n, :, :end], self.values[:n, :, :end]
+
+    def _continue_prompt(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, write: _Write
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._write(self.keys, key_states, write)
+        self._write(self.values, value_states, write)
+        return self.keys[:, :, : write.end], self.values[:, :, : write.end]
+
+    def first_kept(self, length: int) -> int:
+        """The lowest slot that the token at slot ``length`` can still read."""
+        return 0
+
+    def slots_between(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of slots ``start .. end - 1`` of every row ever in the batch."""
+        return self.keys[:, :, start:end], self.values[:, :, start:end]
+
+    def load(self, keys: torch.Tensor, values: torch.Tensor, end: int) -> None:
+        """Copy states from elsewhere into the slots before ``end`` (all rows, empty buffers)."""
+        self.lazy_initialization(keys, values)
+        start = end - keys.shape[2]
+        slots = torch.arange(start, end, device=keys.device).expand(keys.shape[0], -1)
+        rows = torch.arange(keys.shape[0], device=keys.device)[:, None]
+        write = _Write(rows, slots, end, start, prompt=True)
+        self._write(self.keys, keys, write)
+        self._write(self.values, values, write)
 
     def _visible(self, write: _Write) -> int:
         return write.end
@@ -110,8 +147,10 @@ class RaggedLayer(CacheLayerMixin):
             buffer[write.rows, :, write.slots] = states.transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys; transformers builds its own mask only in the prefill."""
-        return self._owner.host_length + query_length, 0
+        """Length and offset of the keys, for the masks that transformers builds for the prompt."""
+        length = self._owner.host_length
+        first = self.first_kept(length)
+        return length - first + query_length, first
 
     def get_seq_length(self) -> int:
         """Tokens in the longest row, padding included."""
@@ -121,11 +160,18 @@ class RaggedLayer(CacheLayerMixin):
         """No maximum: the buffers grow."""
         return -1
 
-    def move_rows(self, targets: torch.Tensor, sources: torch.Tensor) -> None:
-        """Copy whole rows onto others (int64 indices of equal length)."""
+    def move_rows(self, targets: torch.Tensor, sources: torch.Tensor, swap: bool) -> None:
+        """Copy whole rows onto others (int64 indices of equal length), or swap them."""
+        for buffer in (self.keys, self.values) if self.is_initialized else ():
+            overwritten = buffer[targets] if swap else None
+            buffer[targets] = buffer[sources]
+            if overwritten is not None:
+                buffer[sources] = overwritten
+
+    def sort_rows(self, index: torch.Tensor) -> None:
+        """Put rows in another order (int64 ``[B]``)."""
         if self.is_initialized:
-            self.keys[targets] = self.keys[sources]
-            self.values[targets] = self.values[sources]
+            self.keys, self.values = self.keys[index], self.values[index]
 
 
 class RaggedSlidingLayer(RaggedLayer):
@@ -148,6 +194,24 @@ class RaggedSlidingLayer(RaggedLayer):
     def _visible(self, write: _Write) -> int:
         return min(write.end, self.ring_size)
 
+    def first_kept(self, length: int) -> int:
+        """See `RaggedLayer.first_kept`: window - 1 tokens before it are visible."""
+        return max(0, length - self.sliding_window + 1)
+
+    def slots_between(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `RaggedLayer.slots_between`; copies, as a ring isn't in order."""
+        index = torch.arange(start, end, device=self.keys.device) % self.keys.shape[2]
+        return self.keys[:, :, index], self.values[:, :, index]
+
+    def _continue_prompt(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, write: _Write
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert write.start is not None
+        keys, values = self.slots_between(self.first_kept(write.start), write.start)
+        self._write(self.keys, key_states, write)
+        self._write(self.values, value_states, write)
+        return torch.cat([keys, key_states], dim=2), torch.cat([values, value_states], dim=2)
+
     def _write(self, buffer: torch.Tensor, states: torch.Tensor, write: _Write) -> None:
         if write.end <= self.ring_size:
             super()._write(buffer, states, write)
@@ -164,8 +228,13 @@ class RaggedCache(Cache):
         layer_windows: for each layer its sliding window, or ``None`` if it attends to everything.
         layer_types: for each layer the name under which the model looks up its mask.
         padding: int64 ``[B]``, left padding of each row, on the target's device.
-        max_query_length: the most tokens of one forward after the prefill (K + 1).
+        max_query_length: the most tokens of one forward after the prompt (K + 1).
         num_slots: slots to allocate at first; more are added by doubling.
+        offsets: int64 ``[B]``, slot minus position of the tokens behind the prompt; the left
+            padding if not given.
+        hidden: bool ``[B, T]``, slots of the prompt that nobody may see, if there are others than
+            the left padding.
+        retain: keep the keys of rows that leave, for the cache that is handed out.
     """
 
     def __init__(
@@ -175,10 +244,19 @@ class RaggedCache(Cache):
         padding: torch.Tensor,
         max_query_length: int,
         num_slots: int,
+        offsets: torch.Tensor | None = None,
+        hidden: torch.Tensor | None = None,
+        retain: bool = False,
     ):
         self.num_slots = num_slots
         self.max_query_length = max_query_length
         self.padding = padding
+        self.offsets = padding if offsets is None else offsets
+        self.hidden = hidden
+        self._retain = retain
+        # The row of the whole batch that each row of the buffers belongs to.
+        self._row_of = list(range(len(padding)))
+        self._all_padding, self._all_hidden = padding, hidden
         self.lengths = torch.zeros_like(padding)
         self._host_lengths = [0] * len(padding)
         self._windows = dict(zip(layer_types, layer_windows, strict=True))
@@ -205,8 +283,12 @@ class RaggedCache(Cache):
         """Rows that are still in the batch."""
         return len(self._host_lengths)
 
-    def begin(self, query_length: int) -> torch.Tensor:
+    def begin(self, query_length: int, prompt: bool = False) -> torch.Tensor:
         """Announce a forward over ``query_length`` tokens of every row.
+
+        Args:
+            query_length: Q.
+            prompt: the tokens are a part of the prompt, whose masks transformers builds.
 
         Returns:
             int64 ``[n, Q]``, the position ids of these tokens (padding not counted, never below 0).
@@ -224,9 +306,9 @@ class RaggedCache(Cache):
             slots=slots,
             end=end,
             start=longest if longest == shortest else None,
-            first=longest == 0,
+            prompt=prompt,
         )
-        return (slots - self.padding[:, None]).clamp_(min=0)
+        return (slots - self.offsets[:, None]).clamp_(min=0)
 
     def attention_masks(self) -> dict[str, torch.Tensor]:
         """Which keys each token of the announced forward sees, for every layer type.
@@ -247,6 +329,11 @@ class RaggedCache(Cache):
                 newest = write.slots[:, -1:]
                 key = (newest - (newest - index) % size)[:, None, None, :]
             visible = (key <= query) & (key >= self.padding[:, None, None, None])
+            if self.hidden is not None:
+                last = self.hidden.shape[1] - 1
+                slot = key.expand(self.num_rows, 1, 1, -1)[:, 0, 0]
+                hidden = self.hidden.gather(1, slot.clamp(0, last)) & (slot <= last)
+                visible &= ~hidden[:, None, None, :]
             if window is not None:
                 visible &= key > query - window
             masks[layer_type] = visible
@@ -296,10 +383,66 @@ class RaggedCache(Cache):
         if moved:
             targets, sources = torch.tensor(moved, device=device).unbind(1)
             for layer in self.ragged_layers:
-                layer.move_rows(targets, sources)
+                layer.move_rows(targets, sources, swap=self._retain)
+            for i, source in moved:
+                self._row_of[i], self._row_of[source] = self._row_of[source], self._row_of[i]
         index = torch.tensor(order, device=device, dtype=torch.long)
         self.lengths, self.padding = self.lengths[index], self.padding[index]
+        self.offsets = self.offsets[index]
+        if self.hidden is not None:
+            self.hidden = self.hidden[index]
         self._host_lengths = [self._host_lengths[i] for i in order]
+
+    def load(self, states: Sequence[tuple[torch.Tensor, torch.Tensor] | None], length: int) -> None:
+        """Begin with keys and values computed elsewhere.
+
+        Args:
+            states: for each layer keys and values ``[B, heads, slots, dim]`` of the newest slots
+                before ``length``, or ``None`` if it has none.
+            length: tokens of every row.
+        """
+        if length + self.max_query_length > self.num_slots:
+            self.num_slots = length + self.max_query_length
+        for layer, pair in zip(self.ragged_layers, states, strict=True):
+            if pair is not None:
+                layer.load(*pair, end=length)
+        rows = self.num_rows
+        self.advance(self.lengths.new_full((rows,), length), [length] * rows)
+
+    def restore_rows(self, host_lengths: Sequence[int], offsets: torch.Tensor) -> None:
+        """Bring back all rows that were ever in the batch, in their first order; needs ``retain``.
+
+        Args:
+            host_lengths: what each of them keeps.
+            offsets: int64 ``[B]`` of all of them.
+        """
+        assert self._retain
+        if self._row_of != sorted(self._row_of):
+            index = torch.tensor(self._row_of, device=self.lengths.device).argsort()
+            for layer in self.ragged_layers:
+                layer.sort_rows(index)
+            self._row_of = sorted(self._row_of)
+        self._host_lengths = list(host_lengths)
+        self.lengths = torch.tensor(self._host_lengths, device=self.lengths.device)
+        self.padding, self.offsets, self.hidden = self._all_padding, offsets, self._all_hidden
+
+    def unload(self) -> tuple[list[tuple[torch.Tensor, torch.Tensor] | None], int]:
+        """What `load` takes, for the rows in the batch.
+
+        Returns:
+            For each layer the keys and values that later tokens can see (views, but for layers with
+            a window), and the length of the longest row. What stands behind a shorter row's length
+            is unspecified.
+        """
+        n, end = self.num_rows, self.host_length
+        states: list[tuple[torch.Tensor, torch.Tensor] | None] = []
+        for layer in self.ragged_layers:
+            if layer.is_initialized:
+                keys, values = layer.slots_between(layer.first_kept(end), end)
+                states.append((keys[:n], values[:n]))
+            else:
+                states.append(None)
+        return states, end
 
 
 def compact_order(keep: Sequence[bool]) -> list[int]:

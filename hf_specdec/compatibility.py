@@ -6,15 +6,29 @@ import inspect
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from hf_specdec import attention
+from hf_specdec import attention, lockstep
 from hf_specdec.drafters import Drafter
+from hf_specdec.outputs import OutputRequest
 from hf_specdec.target import attention_layers
 
 _ATTENTION_IMPLEMENTATIONS = ("eager", "sdpa", attention.NAME)
-_NOT_COLLECTED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+# Static caches only make shapes constant; the cache of this library has preallocated buffers too.
+_EMULATED_CACHES = (None, "dynamic", "static")
+# What a prompt may bring along and still be run in chunks.
+_CHUNKABLE = {
+    "attention_mask",
+    "cache",
+    "inputs_embeds",
+    "logits_to_keep",
+    "mm_token_type_ids",
+    "moe_mm_token_type_ids",
+    "position_ids",
+    "token_type_ids",
+    "use_cache",
+}
 
 
 def check_target(target: PreTrainedModel) -> None:
@@ -25,12 +39,14 @@ def check_target(target: PreTrainedModel) -> None:
             f"The target {name} is an encoder-decoder model; this assistant_model drafts for "
             "decoder-only models. Call generate() without it."
         )
-    if getattr(target, "_is_stateful", False):
-        raise ValueError(
-            f"The target {name} keeps a recurrent state that can't be rolled back after a rejected "
-            "draft. Call generate() without assistant_model."
-        )
-    attention_layers(target)
+    if not is_lockstep(target):
+        if getattr(target, "_is_stateful", False):
+            raise ValueError(
+                f"The target {name} keeps a recurrent state, and rolling it back after a rejected "
+                f"draft is only known to be right for {', '.join(sorted(lockstep.MODEL_TYPES))}. "
+                "Call generate() without assistant_model."
+            )
+        attention_layers(target)
     if "position_ids" not in inspect.signature(target.forward).parameters:
         raise ValueError(
             f"The target {name} takes no position_ids, so rows of different lengths can't be "
@@ -44,6 +60,12 @@ def check_target(target: PreTrainedModel) -> None:
         )
     if target.get_output_embeddings() is None:
         raise ValueError(f"The target {name} has no output embeddings (lm_head) to read.")
+
+
+def is_lockstep(target: PreTrainedModel) -> bool:
+    """Whether the rows of this target have to advance together (see `lockstep`)."""
+    model_type = target.config.get_text_config(decoder=True).model_type
+    return model_type in lockstep.MODEL_TYPES
 
 
 def check_num_draft_tokens(value: Any, drafter: Drafter, source: str) -> int:
@@ -75,22 +97,44 @@ def check_generation_config(config: GenerationConfig) -> None:
         )
     if not config.use_cache:
         raise ValueError("use_cache=False: drafts are verified with a cache. Set use_cache=True.")
-    if config.cache_implementation not in (None, "dynamic"):
+    if config.cache_implementation not in _EMULATED_CACHES:
         raise ValueError(
             f"cache_implementation={config.cache_implementation!r} isn't available together with "
-            "assistant_model, which brings a cache of its own. Leave it unset."
+            "assistant_model, which brings a cache of its own: full keys and values, on the "
+            f"target's device. Leave it unset (or one of {list(_EMULATED_CACHES[1:])}, which give "
+            "the same tokens)."
         )
-    if config.prefill_chunk_size is not None:
-        raise ValueError(
-            f"prefill_chunk_size={config.prefill_chunk_size} isn't available together with "
-            "assistant_model. Leave it unset."
-        )
-    for name in _NOT_COLLECTED:
-        if getattr(config, name, None):
+
+
+def output_request(config: GenerationConfig, target: PreTrainedModel) -> OutputRequest:
+    """What to collect besides the tokens; nothing unless a dict is returned, as in transformers.
+
+    Raises:
+        ValueError: attentions of a target whose layers aren't all attention, or whose attention
+            implementation computes none.
+    """
+    if not config.return_dict_in_generate:
+        return OutputRequest()
+    if config.output_attentions:
+        implementation = target.config.get_text_config()._attn_implementation
+        if implementation != "eager":
             raise ValueError(
-                f"{name}=True isn't available together with assistant_model. Drop it, or call "
+                "output_attentions=True needs a target that computes attention weights, but "
+                f"{type(target).__name__} uses attn_implementation={implementation!r}. Load it "
+                "with attn_implementation='eager'."
+            )
+        if is_lockstep(target):
+            raise ValueError(
+                f"output_attentions=True isn't available together with assistant_model for "
+                f"{type(target).__name__}, which has layers without attention. Drop it, or call "
                 "generate() without assistant_model."
             )
+    return OutputRequest(
+        scores=bool(config.output_scores),
+        logits=bool(config.output_logits),
+        hidden_states=bool(config.output_hidden_states),
+        attentions=bool(config.output_attentions),
+    )
 
 
 def check_inputs(
@@ -102,32 +146,81 @@ def check_inputs(
             f"input_ids has shape {tuple(input_ids.shape)}: the batch is empty. Pass at least one "
             "prompt."
         )
-    if model_kwargs.get("inputs_embeds") is not None:
-        raise ValueError(
-            "inputs_embeds isn't available together with assistant_model. Pass input_ids."
-        )
-    if input_ids.shape[1] == 0:
+    embeds = model_kwargs.get("inputs_embeds")
+    if input_ids.shape[1] == 0 and (embeds is None or embeds.shape[1] == 0):
         raise ValueError(
             f"input_ids has shape {tuple(input_ids.shape)}: the prompts are empty. Start them with "
             "at least one token, such as the tokenizer's bos_token."
         )
-    cache = model_kwargs.get("cache")
-    if cache is not None and cache.get_seq_length() > 0:
-        raise ValueError(
-            f"cache (past_key_values) holds {cache.get_seq_length()} tokens; continuing from a "
-            "cache isn't available together with assistant_model. Pass the whole text as input_ids "
-            "without a cache."
-        )
     if attention_mask is None:
         return
-    mask = attention_mask != 0
-    wrong = (mask[:, :-1] & ~mask[:, 1:]).any(dim=1) | ~mask[:, -1]
+    wrong = attention_mask[:, -1] == 0
     if bool(wrong.any()):
         rows = wrong.nonzero()[:, 0].tolist()
         raise ValueError(
             f"attention_mask has zeros behind real tokens in rows {rows}: the prompts are padded "
             "on the right. Generation continues a row at its end, so set "
             "tokenizer.padding_side='left'."
+        )
+
+
+def check_chunks(chunk_size: Any, model_kwargs: dict[str, Any]) -> None:
+    """Raise ValueError if the prompt can't be run in chunks of ``prefill_chunk_size``."""
+    if chunk_size is None:
+        return
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
+        raise ValueError(f"prefill_chunk_size={chunk_size!r} must be an integer of at least 1")
+    others = sorted(
+        name
+        for name, value in model_kwargs.items()
+        if name not in _CHUNKABLE and isinstance(value, torch.Tensor)
+    )
+    if others:
+        raise ValueError(
+            f"prefill_chunk_size={chunk_size} can't split {others} into chunks. Leave it unset."
+        )
+
+
+def check_cache(
+    cache: Any, num_rows: int, num_ids: int, num_slots: int, target: PreTrainedModel
+) -> None:
+    """Raise ValueError unless a given cache can be continued and handed back.
+
+    Args:
+        cache: the caller's cache.
+        num_rows: rows of the batch.
+        num_ids: tokens of ``input_ids``.
+        num_slots: tokens of the prompt, those in the cache included, as far as the arguments tell.
+        target: whose cache it is.
+    """
+    name = type(cache).__name__
+    if type(cache) is not DynamicCache or cache.offloading:
+        kind = f"offloaded {name}" if getattr(cache, "offloading", False) else name
+        raise ValueError(
+            f"cache (past_key_values) is a {kind}, which this assistant_model's loop can't "
+            "continue. Pass a DynamicCache(config=model.config), or none."
+        )
+    if is_lockstep(target) and num_rows > 1:
+        raise ValueError(
+            f"cache (past_key_values) with a batch of {num_rows}: {type(target).__name__} keeps a "
+            "recurrent state, and rows that finish earlier could not be handed back. Generate one "
+            "row at a time, or pass no cache."
+        )
+    held = cache.get_seq_length()
+    if held == 0:
+        return
+    if held >= num_slots:
+        raise ValueError(
+            f"cache (past_key_values) holds {held} tokens, but the prompt has {num_slots} "
+            f"(input_ids has {num_ids}): there is nothing left to run. Pass the whole text as "
+            "input_ids, or only its new tokens together with an attention_mask for all of it."
+        )
+    filled = (getattr(layer, "keys", None) for layer in cache.layers)
+    rows = next((keys.shape[0] for keys in filled if keys is not None), num_rows)
+    if rows != num_rows:
+        raise ValueError(
+            f"cache (past_key_values) holds {rows} rows, but the batch has {num_rows} "
+            "(num_return_sequences included)"
         )
 
 

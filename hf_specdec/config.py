@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from hf_specdec.schedule import BatchSizeSchedule, check_per_batch_size
+
 Method = Literal["mlp_speculator"]
 Verification = Literal["match", "rejection"]
 
@@ -18,6 +20,8 @@ class SpeculativeConfig:
         method: the way of drafting; found from the model if ``None``.
         model: the drafter: Hub id, local folder, or a loaded model.
         num_speculative_tokens: K, tokens drafted a step; ``None`` leaves it to the checkpoint.
+        num_speculative_tokens_per_batch_size: ``[[start, end, K], ...]``, upper limits of K by the
+            number of rows that are still generating.
         verification: ``"match"`` (default) emits exactly what the target alone would emit, also
             when sampling under a seed; ``"rejection"`` is the classical rule, equal in
             distribution.
@@ -29,6 +33,7 @@ class SpeculativeConfig:
     method: Method | None = None
     model: Any = None
     num_speculative_tokens: int | None = None
+    num_speculative_tokens_per_batch_size: BatchSizeSchedule | None = None
     verification: Verification = "match"
 
     def __post_init__(self) -> None:
@@ -37,6 +42,8 @@ class SpeculativeConfig:
                 f"method={self.method!r} is not known; choose from {list(get_args(Method))}"
             )
         check_verification(self.verification)
+        if self.num_speculative_tokens_per_batch_size is not None:
+            check_per_batch_size(self.num_speculative_tokens_per_batch_size)
         k = self.num_speculative_tokens
         if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 0):
             raise ValueError(

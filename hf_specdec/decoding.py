@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.cache_utils import Cache
 
 from hf_specdec.cache import compact_order
 from hf_specdec.drafters.base import Drafter, VerifiedStep
+from hf_specdec.drafting import DraftPicker
 from hf_specdec.metrics import SpeculationStats, StatsRecorder
-from hf_specdec.noise import Stream, add_gumbel
+from hf_specdec.outputs import OutputCollector, OutputRequest
 from hf_specdec.processors import LogitsPipeline
+from hf_specdec.prompt import Prompt
+from hf_specdec.schedule import DraftLength
 from hf_specdec.stopping import StoppingRules
 from hf_specdec.target import TargetOutput, TargetRunner
 from hf_specdec.verification import Verdict, choose_tokens, verify_match, verify_rejection
@@ -26,62 +31,91 @@ class DecodingSettings:
     """What one call is asked for.
 
     Attributes:
-        num_draft_tokens: K; 0 decodes without drafts, by the same rules.
+        draft_length: K; 0 decodes without drafts, by the same rules.
         do_sample: sample from the processed logits instead of taking the largest.
         row_seeds: int64 ``[B]`` on the target's device, the seeds of the sampling noise.
         rejection: verify by rejection sampling instead of by matching.
         eos_token_ids: int64 ``[E]`` or ``None``.
         pad_token_id: fills a finished row.
         max_length: tokens of the longest result, prompt and padding included.
+        confidence_threshold: stop drafting after a token less probable than this in every row.
+        prefill_chunk_size: tokens per forward of the prompt; all at once if ``None``.
+        outputs: what to return besides the tokens.
     """
 
-    num_draft_tokens: int
+    draft_length: DraftLength
     do_sample: bool
     row_seeds: torch.Tensor
     rejection: bool
     eos_token_ids: torch.Tensor | None
     pad_token_id: int
     max_length: int
+    confidence_threshold: float = 0.0
+    prefill_chunk_size: int | None = None
+    outputs: OutputRequest = field(default_factory=OutputRequest)
+
+
+@dataclass
+class Decoded:
+    """The result of one call.
+
+    Attributes:
+        sequences: int64 ``[B, L]``, prompts and new tokens, finished rows padded.
+        stats: acceptance statistics.
+        outputs: the fields of transformers' output class that were asked for.
+        cache: filled for the caller, if it was wanted and can be.
+    """
+
+    sequences: torch.Tensor
+    stats: SpeculationStats
+    outputs: dict[str, Any]
+    cache: Cache | None
 
 
 class SpeculativeDecoder:
     """Decodes one batch.
 
     Args:
-        target: the model whose output this is.
+        target: runs the model whose output this is.
         drafter: proposes; it never changes the output.
-        input_ids: int64 ``[B, T]``, left-padded prompts.
-        padding: int64 ``[B]``, left padding of each row.
+        prompt: the prompts.
         settings: see `DecodingSettings`.
         processors: transformers' logits processors for this call.
         criteria: transformers' stopping criteria for this call.
         streamer: receives every step's tokens (one row only).
+        layer_windows: for each layer the window of its attention, or ``None``.
     """
 
     def __init__(
         self,
-        target: PreTrainedModel,
+        target: TargetRunner,
         drafter: Drafter,
-        input_ids: torch.Tensor,
-        padding: torch.Tensor,
+        prompt: Prompt,
         settings: DecodingSettings,
         processors: LogitsProcessorList,
         criteria: StoppingCriteriaList,
         streamer: BaseStreamer | None = None,
+        layer_windows: Sequence[int | None] = (),
     ):
+        input_ids = prompt.input_ids
         num_rows, prompt_length = input_ids.shape
         self._settings = settings
-        self._target_model = target
+        self._draft_length = settings.draft_length
+        self._target = target
         self._drafter = drafter
         self._streamer = streamer
-        self._target = TargetRunner(
-            target, input_ids, padding, settings.num_draft_tokens + 1, settings.max_length
-        )
         self._pipeline = LogitsPipeline(processors, num_rows)
-        self._stopping = StoppingRules(criteria, settings.eos_token_ids, settings.max_length)
+        self._stopping = StoppingRules(
+            criteria, settings.eos_token_ids, settings.max_length, num_rows
+        )
         self._stats = StatsRecorder(num_rows)
+        self._collector: OutputCollector | None = None
+        if settings.outputs:
+            self._collector = OutputCollector(
+                settings.outputs, num_rows, layer_windows, prompt.num_slots
+            )
         # A step writes up to K tokens further than a row reaches; the end turns them into padding.
-        width = settings.max_length + settings.num_draft_tokens
+        width = settings.max_length + self._draft_length.limit
         self._sequences = input_ids.new_full((num_rows, width), settings.pad_token_id)
         self._sequences[:, :prompt_length] = input_ids
         self._prompt_length = prompt_length
@@ -91,24 +125,28 @@ class SpeculativeDecoder:
         self._host_rows = list(range(num_rows))
         self._lengths = torch.full_like(self._rows, prompt_length)
         self._host_lengths = [prompt_length] * num_rows
-        self._padding = padding
+        self._slots_before = prompt.slots_before
+        # Index in the result minus position.
+        self._offsets = prompt.offsets - prompt.slots_before
         self._seeds = settings.row_seeds
-        self._last_tokens = input_ids[:, -1]
+        # Embeddings have no ids; drafters are shown a zero for the prompt's last token.
+        no_ids = self._rows.new_zeros(num_rows)
+        self._last_tokens = input_ids[:, -1] if prompt_length else no_ids
 
-    def run(self, model_kwargs: dict[str, Any]) -> tuple[torch.Tensor, SpeculationStats]:
+    def run(self, model_kwargs: dict[str, Any], cache: Cache | None = None) -> Decoded:
         """Decode until every row is finished.
 
         Args:
             model_kwargs: what ``generate`` prepared for the first forward.
-
-        Returns:
-            int64 ``[B, L]`` prompts and new tokens, finished rows padded; and the statistics.
+            cache: where to put keys and values for the caller, if they are wanted.
         """
-        self._drafter.start(self._target_model)
+        self._drafter.start(self._target.model)
         with self._target.capture():
             self._prefill(model_kwargs)
             while self._host_rows:
                 self._step()
+            if cache is not None:
+                cache = self._hand_out(cache)
         if self._streamer is not None:
             self._streamer.end()
         longest = max(self._final_lengths)
@@ -117,61 +155,61 @@ class SpeculativeDecoder:
         lengths = torch.tensor(self._final_lengths, device=sequences.device)
         behind = index >= lengths[:, None]
         sequences = sequences.masked_fill(behind, self._settings.pad_token_id)
-        stats = self._stats.finish([n - self._prompt_length for n in self._final_lengths])
-        return sequences, stats
+        num_new = [n - self._prompt_length for n in self._final_lengths]
+        outputs = self._collector.finish(max(num_new)) if self._collector else {}
+        return Decoded(sequences, self._stats.finish(num_new), outputs, cache)
+
+    def _hand_out(self, cache: Cache) -> Cache | None:
+        lengths = torch.tensor(self._final_lengths, device=self._sequences.device)
+        last_tokens = self._sequences.gather(1, lengths[:, None] - 1)[:, 0]
+        return self._target.hand_out(
+            cache, last_tokens, [n + self._slots_before - 1 for n in self._final_lengths]
+        )
 
     def _prefill(self, model_kwargs: dict[str, Any]) -> None:
         """Run the prompts: a step without drafts, whose token is the last of every prompt."""
-        output = self._target.prefill(model_kwargs)
+        output = self._target.prefill(model_kwargs, self._settings.prefill_chunk_size)
         no_draft = self._last_tokens.new_empty((len(self._host_rows), 0))
-        verdict = self._verify(no_draft, None, output.logits, self._positions(1))
-        self._emit(self._last_tokens[:, None], output, verdict)
+        verdict, scores = self._verify(no_draft, None, output.logits, self._positions(1))
+        self._emit(self._last_tokens[:, None], output, verdict, scores)
 
     def _step(self) -> None:
         """Draft, verify, accept, roll back."""
         room = self._settings.max_length - min(self._host_lengths)
-        num_draft_tokens = min(self._settings.num_draft_tokens, room - 1)
+        num_draft_tokens = min(self._draft_length.next(len(self._host_rows)), room - 1)
         positions = self._positions(num_draft_tokens + 1)
 
         draft_ids, draft_probs = self._draft(num_draft_tokens, positions)
+        positions = positions[:, : draft_ids.shape[1] + 1]
         tokens = torch.cat([self._last_tokens[:, None], draft_ids], dim=1)
         output = self._target.verify(tokens)
-        verdict = self._verify(draft_ids, draft_probs, output.logits, positions)
-        self._emit(tokens, output, verdict)
+        verdict, scores = self._verify(draft_ids, draft_probs, output.logits, positions)
+        self._emit(tokens, output, verdict, scores)
 
     def _positions(self, count: int) -> torch.Tensor:
         """Positions (padding not counted) of the next ``count`` tokens: int64 ``[n, count]``."""
         offsets = torch.arange(count, device=self._lengths.device)
-        return (self._lengths - self._padding)[:, None] + offsets
+        return (self._lengths - self._offsets)[:, None] + offsets
 
     def _draft(
         self, num_draft_tokens: int, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Draft ids ``[n, K]`` and, for rejection, the ``[n, K, V]`` they were sampled from."""
+        settings = self._settings
         if num_draft_tokens == 0:
             return self._last_tokens.new_empty((len(self._host_rows), 0)), None
-        if not self._settings.do_sample:
+        if not settings.do_sample and not settings.confidence_threshold:
             return self._drafter.propose(self._last_tokens, num_draft_tokens), None
-        vocabulary = self._target_model.get_output_embeddings().weight.shape[0]
-        rejection = self._settings.rejection
-        probs: list[torch.Tensor] = []
-
-        def pick(k: int, logits: torch.Tensor, token_ids: torch.Tensor | None) -> torch.Tensor:
-            if token_ids is None:
-                # A padded drafter vocabulary has columns that the target lacks.
-                logits = logits[:, :vocabulary]
-            logits = self._pipeline.draft(logits)
-            # The target's own noise makes the draft agree with its choice far more often; the
-            # rejection rule needs a draft that is independent of it.
-            stream = Stream.DRAFT if rejection else Stream.TOKEN
-            if rejection:
-                probs.append(_spread(logits.softmax(dim=-1), token_ids, vocabulary))
-            position = positions[:, k : k + 1]
-            noisy = add_gumbel(logits[:, None], self._seeds, position, stream, token_ids)
-            return noisy[:, 0].argmax(dim=-1)
-
+        pick = DraftPicker(
+            self._pipeline,
+            self._seeds if settings.do_sample else None,
+            positions,
+            self._target.model.get_output_embeddings().weight.shape[0],
+            settings.do_sample and settings.rejection,
+            settings.confidence_threshold,
+        )
         draft_ids = self._drafter.propose(self._last_tokens, num_draft_tokens, pick)
-        return draft_ids, torch.stack(probs, dim=1) if rejection else None
+        return draft_ids, pick.probs
 
     def _verify(
         self,
@@ -179,24 +217,26 @@ class SpeculativeDecoder:
         draft_probs: torch.Tensor | None,
         logits: torch.Tensor,
         positions: torch.Tensor,
-    ) -> Verdict:
-        """Which drafts are accepted and what follows them."""
+    ) -> tuple[Verdict, torch.Tensor]:
+        """Which drafts are accepted and what follows them; and the processed logits."""
         logits = logits.to(draft_ids.device)
         if self._pipeline.reads_prefix:
             return self._verify_along_paths(draft_ids, logits, positions)
-        logits = self._pipeline.block(logits)
+        scores = self._pipeline.block(logits)
         if not self._settings.do_sample:
-            return verify_match(draft_ids, logits)
+            return verify_match(draft_ids, scores), scores
         if draft_probs is None:
-            return verify_match(draft_ids, logits, self._seeds, positions)
-        return verify_rejection(draft_ids, draft_probs, logits, self._seeds, positions)
+            return verify_match(draft_ids, scores, self._seeds, positions), scores
+        return verify_rejection(draft_ids, draft_probs, scores, self._seeds, positions), scores
 
     def _verify_along_paths(
         self, draft_ids: torch.Tensor, logits: torch.Tensor, positions: torch.Tensor
-    ) -> Verdict:
+    ) -> tuple[Verdict, torch.Tensor]:
         """Like `verify_match`, for processors that must see each position's own prefix."""
         tokens = torch.nn.functional.pad(draft_ids, (0, 1))
         num_accepted = []
+        # A copy: the raw logits may be asked for too.
+        scores = logits.to(torch.float32, copy=True) if self._settings.outputs.scores else logits
         for i, (row, length) in enumerate(zip(self._host_rows, self._host_lengths, strict=True)):
             seeds = self._seeds[i : i + 1] if self._settings.do_sample else None
 
@@ -205,43 +245,71 @@ class SpeculativeDecoder:
                 return int(choose_tokens(scores[None, None], seeds, position))
 
             prefix = self._sequences[row, :length]
-            emitted = self._pipeline.along_path(row, prefix, draft_ids[i], logits[i], choose)
+            emitted, processed = self._pipeline.along_path(
+                row, prefix, draft_ids[i], logits[i], choose
+            )
             tokens[i, : len(emitted)] = tokens.new_tensor(emitted)
             num_accepted.append(len(emitted) - 1)
-        return Verdict(tokens, tokens.new_tensor(num_accepted))
+            if self._settings.outputs.scores:
+                scores[i, : len(emitted)] = torch.stack(processed)
+        return Verdict(tokens, tokens.new_tensor(num_accepted)), scores
 
-    def _emit(self, run_tokens: torch.Tensor, output: TargetOutput, verdict: Verdict) -> None:
+    def _emit(
+        self,
+        run_tokens: torch.Tensor,
+        output: TargetOutput,
+        verdict: Verdict,
+        scores: torch.Tensor,
+    ) -> None:
         """Write the accepted tokens, roll back the rest, and let finished rows go."""
         tokens = verdict.tokens
+        num_emitted = verdict.num_accepted + 1
+        if self._target.advances_together:
+            num_emitted = num_emitted.amin().expand_as(num_emitted)
         index = torch.arange(tokens.shape[1], device=tokens.device)
         self._sequences[self._rows[:, None], self._lengths[:, None] + index] = tokens
-        num_new, finished = self._stopping.cut(tokens, verdict.num_accepted + 1, self._lengths)
+        num_new, finished = self._stopping.cut(tokens, num_emitted, self._lengths)
         # The one read of a step on the host.
-        host = torch.stack([num_new, finished.long(), verdict.num_accepted]).cpu()
+        host = torch.stack([num_new, finished.long(), num_emitted]).cpu()
         if self._stopping.asks_per_token:
-            host = self._ask_criteria(host)
+            host = self._ask_criteria(host, scores)
             num_new = host[0].to(tokens.device)
         host_num_new, host_finished, _ = host.tolist()
-        accepted = torch.minimum(host[0], host[2])
         num_draft_tokens = run_tokens.shape[1] - 1
+        accepted = torch.minimum(host[0], host[2] - 1)
         self._stats.record_step(torch.tensor(self._host_rows), accepted, num_draft_tokens)
-        self._target.cache.advance(num_new, host_num_new)
+        self._draft_length.update(num_draft_tokens, accepted.tolist())
+        if self._collector is not None:
+            first = [length - self._prompt_length for length in self._host_lengths]
+            self._collector.record(self._host_rows, first, host_num_new, output, scores)
         if self._streamer is not None:
             self._streamer.put(tokens[0, : host_num_new[0]].cpu())
 
-        self._drafter.observe(VerifiedStep(run_tokens, output.hidden_states, verdict.num_accepted))
+        if self._target.advances_together:
+            # Only rows that end here can keep fewer, and those leave.
+            count = max(host_num_new)
+            num_new_in_cache = torch.full_like(num_new, count)
+            self._target.advance(num_new_in_cache, [count] * len(host_num_new))
+        else:
+            self._target.advance(num_new, host_num_new)
+        self._drafter.observe(VerifiedStep(run_tokens, output.hidden_states, num_emitted - 1))
         self._last_tokens = tokens.gather(1, num_new[:, None] - 1)[:, 0]
         self._lengths = self._lengths + num_new
         self._host_lengths = [a + b for a, b in zip(self._host_lengths, host_num_new, strict=True)]
         if any(host_finished):
             self._drop([not f for f in host_finished])
 
-    def _ask_criteria(self, host: torch.Tensor) -> torch.Tensor:
+    def _ask_criteria(self, host: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Let the criteria that look at a row stop it earlier; rows of ``host`` as in `_emit`."""
         host = host.clone()
         for i, (row, length) in enumerate(zip(self._host_rows, self._host_lengths, strict=True)):
-            sequence = self._sequences[row, : length + int(host[0, i])]
-            if (num_new := self._stopping.first_stop(sequence, length)) is not None:
+            count = int(host[0, i])
+            seen = None
+            if self._collector is not None and self._settings.outputs.scores:
+                seen = self._collector.scores_of(row) + scores[i, :count].float().unbind(0)
+            sequence = self._sequences[row, : length + count]
+            num_new = self._stopping.first_stop(row, sequence, length, seen)
+            if num_new is not None:
                 host[0, i], host[1, i] = num_new, 1
         return host
 
@@ -257,17 +325,7 @@ class SpeculativeDecoder:
             return
         index = torch.tensor(order, device=self._rows.device)
         self._rows, self._lengths = self._rows[index], self._lengths[index]
-        self._padding, self._seeds = self._padding[index], self._seeds[index]
+        self._offsets, self._seeds = self._offsets[index], self._seeds[index]
         self._last_tokens = self._last_tokens[index]
-        self._target.cache.keep_rows(order)
+        self._target.keep_rows(order)
         self._drafter.keep_rows(index)
-
-
-def _spread(probs: torch.Tensor, token_ids: torch.Tensor | None, size: int) -> torch.Tensor:
-    """Place probabilities ``[B, V']`` of some ids (default 0..V'-1) in a row of ``size``."""
-    full = probs.new_zeros((probs.shape[0], size))
-    if token_ids is None:
-        full[:, : probs.shape[1]] = probs
-    else:
-        full[:, token_ids] = probs
-    return full

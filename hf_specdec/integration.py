@@ -10,23 +10,29 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import transformers
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 
-from hf_specdec import compatibility
+from hf_specdec import compatibility, schedule
 from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import DecodingSettings, SpeculativeDecoder
 from hf_specdec.drafters import Drafter
+from hf_specdec.lockstep import LockstepTarget
+from hf_specdec.prompt import Prompt
 from hf_specdec.registry import FAMILIES
+from hf_specdec.target import RaggedTarget, TargetRunner, attention_layers
 
 SUPPORTED_TRANSFORMERS = ">=5.24"
 
 # Parameters that each wrapper relies on, checked at import.
 _RELIED_ON = {
+    "generate": ["self", "kwargs"],
     "_extract_generation_mode_kwargs": ["custom_generate", "kwargs", "assistant_model"],
     "_validate_generation_mode": [
         "generation_mode",
@@ -45,10 +51,33 @@ _RELIED_ON = {
     ],
 }
 _OPTIONS = "speculation_options"
-# transformers fills in 20 where nobody asked for a number; it can't be told from a wish.
-_TRANSFORMERS_DEFAULT_K = 20
+# Arguments of ``generate`` that transformers doesn't know.
+_OWN_ARGUMENTS = (
+    "num_speculative_tokens_per_batch_size",
+    "row_seeds",
+    "speculative_config",
+    "verification",
+)
+ATTACHED = "_hf_specdec_attachment"
+"""Where a target keeps its `Attachment`."""
+# transformers fills these in where nobody asked for them; they can't be told from a wish.
+_TRANSFORMERS_DEFAULTS = {
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.4,
+}
+# Drafters whose heuristic schedule goes on from call to call: the K they have reached.
+_reached: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 _originals: dict[str, Callable[..., Any]] = {}
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """What `attach` leaves with a target: it is copied, pickled and deleted with it."""
+
+    assistant: Any
+    config: SpeculativeConfig
 
 
 def drafter_for(assistant_model: Any) -> Drafter | None:
@@ -62,6 +91,30 @@ def drafter_for(assistant_model: Any) -> Drafter | None:
     return family.drafter_class(assistant_model)
 
 
+def _generate(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a target that `attach` gave an assistant use it."""
+
+    @functools.wraps(original)
+    def wrapper(self, *args, **kwargs):
+        attachment = self.__dict__.get(ATTACHED)
+        # assistant_model is the seventh positional argument behind self.
+        is_free = len(args) < 7 and kwargs.get("assistant_model") is None
+        if attachment is not None and is_free and _speculates(self, args, kwargs):
+            kwargs["assistant_model"] = attachment.assistant
+            kwargs.setdefault("speculative_config", attachment.config)
+        return original(self, *args, **kwargs)
+
+    return wrapper
+
+
+def _speculates(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of a target with an attached assistant is one that the assistant can serve."""
+    config = args[1] if len(args) > 1 else kwargs.get("generation_config")
+    config = config or target.generation_config
+    beams = kwargs.get("num_beams") or getattr(config, "num_beams", None) or 1
+    return beams == 1 and kwargs.get("custom_generate") is None
+
+
 def _extract_generation_mode_kwargs(original: Callable[..., Any]) -> Callable[..., Any]:
     """Take our own arguments of ``generate`` out before transformers would refuse them."""
 
@@ -69,8 +122,11 @@ def _extract_generation_mode_kwargs(original: Callable[..., Any]) -> Callable[..
     def wrapper(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer):
         if drafter_for(assistant_model) is None or custom_generate is not None:
             return original(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer)
-        options = {name: kwargs.pop(name, None) for name in ("row_seeds", "verification")}
-        options["num_assistant_tokens"] = kwargs.get("num_assistant_tokens")
+        options = {name: kwargs.pop(name, None) for name in _OWN_ARGUMENTS}
+        config = options["speculative_config"]
+        options["speculative_config"] = SpeculativeConfig.from_value(config or {})
+        for name in _TRANSFORMERS_DEFAULTS:
+            options[name] = kwargs.get(name)
         extracted = original(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer)
         return {**extracted, _OPTIONS: options}
 
@@ -82,24 +138,26 @@ def _validate_generation_mode(original: Callable[..., Any]) -> Callable[..., Any
 
     @functools.wraps(original)
     def wrapper(self, generation_mode, generation_config, generation_mode_kwargs):
-        drafter = drafter_for(generation_mode_kwargs.get("assistant_model"))
+        assistant = generation_mode_kwargs.get("assistant_model")
+        drafter = drafter_for(assistant)
         if drafter is None or _OPTIONS not in generation_mode_kwargs:
             return original(self, generation_mode, generation_config, generation_mode_kwargs)
         compatibility.check_target(self)
         compatibility.check_generation_config(generation_config)
         drafter.check(self)
         options = generation_mode_kwargs[_OPTIONS]
-        options["num_draft_tokens"] = _num_draft_tokens(
-            options["num_assistant_tokens"],
-            generation_config,
-            drafter,
-            generation_mode_kwargs["assistant_model"],
+        options["draft_length"] = _draft_length(options, generation_config, drafter, assistant)
+        options["confidence_threshold"] = schedule.check_confidence_threshold(
+            _first_wish("assistant_confidence_threshold", options, generation_config, assistant)
+            or 0.0
         )
         options["verification"] = (
-            options["verification"]
-            or _attached(generation_mode_kwargs["assistant_model"]).verification
+            options["verification"] or options["speculative_config"].verification
         )
         check_verification(options["verification"])
+        options["outputs"] = compatibility.output_request(generation_config, self)
+        # Checked above: what is left gives the same tokens from a cache of ours.
+        generation_config.cache_implementation = None
         return None
 
     return wrapper
@@ -155,64 +213,142 @@ def _decode(
             "run the same number of forwards. Set synced_gpus=False."
         )
     device = target.get_output_embeddings().weight.device
-    attention_mask = model_kwargs.get("attention_mask")
-    compatibility.check_inputs(input_ids, attention_mask, model_kwargs)
-    compatibility.check_processors(logits_processor, input_ids.shape[0])
     num_rows = input_ids.shape[0]
+    compatibility.check_inputs(input_ids, model_kwargs.get("attention_mask"), model_kwargs)
+    compatibility.check_chunks(generation_config.prefill_chunk_size, model_kwargs)
+    compatibility.check_processors(logits_processor, num_rows)
     if streamer is not None and num_rows > 1:
         raise ValueError(f"streamer takes one row, but the batch has {num_rows} rows")
-    input_ids = input_ids.to(device)
-    padding = input_ids.new_zeros(num_rows)
-    if attention_mask is not None:
-        padding = (attention_mask == 0).sum(dim=1).to(device)
+    prompt = _prompt(input_ids, generation_config, model_kwargs, device)
+    cache = model_kwargs.get("cache")
+    is_given = getattr(cache, "_is_user_defined", False)
+    if is_given:
+        compatibility.check_cache(cache, num_rows, input_ids.shape[1], prompt.num_slots, target)
+    draft_length = options["draft_length"]
     eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
     settings = DecodingSettings(
-        num_draft_tokens=options["num_draft_tokens"],
+        draft_length=draft_length,
         do_sample=bool(generation_config.do_sample),
         row_seeds=compatibility.row_seeds(options["row_seeds"], num_rows, device),
         rejection=options["verification"] == "rejection",
         eos_token_ids=eos.to(device) if eos is not None else None,
         pad_token_id=int(pad) if pad is not None else 0,
         max_length=generation_config.max_length,
+        confidence_threshold=options["confidence_threshold"],
+        prefill_chunk_size=generation_config.prefill_chunk_size,
+        outputs=options["outputs"],
     )
+    returns_dict = generation_config.return_dict_in_generate
+    arguments = {
+        "model": target,
+        "prompt": prompt,
+        "max_query_length": draft_length.limit + 1,
+        "max_length": generation_config.max_length + prompt.slots_before,
+        "collect": settings.outputs.of_model,
+        "given": cache if is_given else None,
+    }
+    runner: TargetRunner
+    windows: list[int | None] = []
+    if compatibility.is_lockstep(target):
+        runner = LockstepTarget(**arguments)
+    else:
+        runner = RaggedTarget(**arguments, retain=returns_dict or is_given)
+        windows, _ = attention_layers(target)
     drafter = drafter_for(assistant_model)
     assert drafter is not None
     decoder = SpeculativeDecoder(
-        target, drafter, input_ids, padding, settings, logits_processor, stopping_criteria, streamer
+        runner, drafter, prompt, settings, logits_processor, stopping_criteria, streamer, windows
     )
-    sequences, stats = decoder.run(model_kwargs)
-    if not generation_config.return_dict_in_generate:
-        return sequences
-    output = GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, sequences))
-    output.speculation = stats
+    decoded = decoder.run(model_kwargs, cache if returns_dict or is_given else None)
+    if draft_length.schedule == "heuristic":
+        _reached[assistant_model] = draft_length.current
+    if not returns_dict:
+        return decoded.sequences
+    output = GenerateDecoderOnlyOutput(
+        sequences=cast(torch.LongTensor, decoded.sequences), cache=decoded.cache, **decoded.outputs
+    )
+    output.speculation = decoded.stats
     return output
 
 
+def _prompt(
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    device: torch.device,
+) -> Prompt:
+    """Where the prompt's tokens stand, by the rules of transformers' own prefill."""
+    mask, embeds = model_kwargs.get("attention_mask"), model_kwargs.get("inputs_embeds")
+    num_slots = input_ids.shape[1] if embeds is None else embeds.shape[1]
+    cache = model_kwargs.get("cache")
+    if embeds is None and cache is not None and cache.get_seq_length() > 0:
+        # A mask longer than the ids says that only the new tokens were passed. A mask of ones has
+        # been dropped by now, and its length noted.
+        length = getattr(generation_config, "_mask_length", -1) if mask is None else mask.shape[1]
+        if length > num_slots:
+            num_slots = length
+    position_ids = model_kwargs.get("position_ids")
+    return Prompt.of_call(input_ids, num_slots, mask, position_ids, embeds, device)
+
+
+def _first_wish(
+    name: str, options: dict[str, Any], generation_config: GenerationConfig, assistant_model: Any
+) -> Any:
+    """A setting from the call's argument, its config, or the assistant's generation_config."""
+    if options[name] is not None:
+        return options[name]
+    own = getattr(assistant_model, "generation_config", None)
+    for value in (getattr(generation_config, name, None), getattr(own, name, None)):
+        if value is not None and value != _TRANSFORMERS_DEFAULTS[name]:
+            return value
+    return None
+
+
+def _draft_length(
+    options: dict[str, Any],
+    generation_config: GenerationConfig,
+    drafter: Drafter,
+    assistant_model: Any,
+) -> schedule.DraftLength:
+    """K and how it changes, from every place that can say so."""
+    config: SpeculativeConfig = options["speculative_config"]
+    how = schedule.check_schedule(
+        _first_wish("num_assistant_tokens_schedule", options, generation_config, assistant_model)
+        or "constant"
+    )
+    per_batch_size = options["num_speculative_tokens_per_batch_size"]
+    if per_batch_size is None:
+        per_batch_size = config.num_speculative_tokens_per_batch_size
+    else:
+        schedule.check_per_batch_size(per_batch_size)
+    initial = _num_draft_tokens(options, generation_config, drafter, assistant_model)
+    if how == "heuristic" and options["num_assistant_tokens"] is None:
+        initial = _reached.get(assistant_model, initial)
+    return schedule.DraftLength(initial, drafter.max_draft_tokens, per_batch_size, how)
+
+
 def _num_draft_tokens(
-    argument: Any, generation_config: GenerationConfig, drafter: Drafter, assistant_model: Any
+    options: dict[str, Any],
+    generation_config: GenerationConfig,
+    drafter: Drafter,
+    assistant_model: Any,
 ) -> int:
     """K: the call's argument, its config, the assistant's config, SpeculativeConfig, checkpoint."""
-    if argument is not None:
-        return compatibility.check_num_draft_tokens(argument, drafter, "num_assistant_tokens")
-    own = getattr(getattr(assistant_model, "generation_config", None), "num_assistant_tokens", None)
-    for value, source in (
-        (generation_config.num_assistant_tokens, "generation_config.num_assistant_tokens"),
-        (own, "assistant_model.generation_config.num_assistant_tokens"),
+    name = "num_assistant_tokens"
+    own = getattr(assistant_model, "generation_config", None)
+    for value, source, default in (
+        (options[name], name, None),
+        (getattr(generation_config, name), f"generation_config.{name}", 20),
+        (getattr(own, name, None), f"assistant_model.generation_config.{name}", 20),
+        (options["speculative_config"].num_speculative_tokens, "num_speculative_tokens", None),
     ):
-        if value not in (None, _TRANSFORMERS_DEFAULT_K):
+        if value not in (None, default):
             return compatibility.check_num_draft_tokens(value, drafter, source)
-    value = _attached(assistant_model).num_speculative_tokens
-    if value is not None:
-        return compatibility.check_num_draft_tokens(value, drafter, "num_speculative_tokens")
     return drafter.max_draft_tokens
 
 
-def _attached(assistant_model: Any) -> SpeculativeConfig:
-    """The SpeculativeConfig that `attach` left on an assistant, or the defaults."""
-    return getattr(assistant_model, "speculative_config", None) or SpeculativeConfig()
-
-
 _WRAPPERS = {
+    "generate": _generate,
     "_extract_generation_mode_kwargs": _extract_generation_mode_kwargs,
     "_validate_generation_mode": _validate_generation_mode,
     "_get_candidate_generator": _get_candidate_generator,

@@ -3,16 +3,19 @@
 Processors that look at nothing but the logits (temperature, top-k, ...) take the whole
 ``[B * Q, V]`` block in one call, and drafts pass through them too. A processor that may look at the
 tokens before a position is called row by row and position by position, and only along the path that
-is really emitted: it sees what plain generation would show it, never a rejected draft.
+is really emitted: it sees what plain generation would show it, never a rejected draft, and sees it
+once. A processor that may keep a state from call to call works on a copy for each row, so that
+each state follows its own row; the first row has the original.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessorList, PreTrainedTokenizerBase
 from transformers.generation import logits_process
 
 _POINTWISE = tuple(
@@ -30,6 +33,11 @@ _POINTWISE = tuple(
     )
     if hasattr(logits_process, name)
 )
+# transformers' own processors keep no state, except these.
+_STATEFUL = (
+    "SynthIDTextWatermarkLogitsProcessor",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+)
 
 
 class LogitsPipeline:
@@ -38,11 +46,17 @@ class LogitsPipeline:
     Args:
         processors: as transformers built them.
         num_rows: rows of the whole batch, finished ones included.
+
+    Raises:
+        ValueError: a processor that may keep a state can't be copied for the other rows.
     """
 
     def __init__(self, processors: LogitsProcessorList, num_rows: int):
         self._processors = processors
         self._num_rows = num_rows
+        self._of_row = [processors]
+        for _ in range(1, num_rows):
+            self._of_row.append(LogitsProcessorList(_for_another_row(p) for p in processors))
         # Exact types: a subclass may look at the prefix.
         self._pointwise = LogitsProcessorList(p for p in processors if type(p) in _POINTWISE)
         self.reads_prefix = len(self._pointwise) < len(processors)
@@ -75,7 +89,7 @@ class LogitsPipeline:
         draft_ids: torch.Tensor,
         logits: torch.Tensor,
         choose: Callable[[int, torch.Tensor], int],
-    ) -> list[int]:
+    ) -> tuple[list[int], list[torch.Tensor]]:
         """Process and choose position by position, as far as the draft is right.
 
         Args:
@@ -86,21 +100,45 @@ class LogitsPipeline:
             choose: picks a token from position k's processed float32 ``[V]`` logits.
 
         Returns:
-            The tokens to emit: the accepted draft tokens and the one that follows.
+            The tokens to emit, the accepted draft tokens and the one that follows; and the
+            processed logits ``[V]`` of each.
         """
         emitted: list[int] = []
+        scores: list[torch.Tensor] = []
         drafts = draft_ids.tolist()
         for k in range(logits.shape[0]):
-            token = choose(k, self._at(row, prefix, logits[k].float()))
+            scores.append(self._at(row, prefix, logits[k].float()))
+            token = choose(k, scores[-1])
             emitted.append(token)
             if k == len(drafts) or token != drafts[k]:
                 break
             prefix = torch.cat([prefix, prefix.new_tensor([token])])
-        return emitted
+        return emitted, scores
 
     def _at(self, row: int, prefix: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         # Some processors depend on a row's index in the batch (prefix_allowed_tokens_fn, per-row
         # padding), so they are shown a batch of the size that plain generation has.
         ids = cast(torch.LongTensor, prefix.expand(self._num_rows, -1))
         scores = logits.expand(self._num_rows, -1).clone()
-        return self._processors(ids, scores)[row]
+        return self._of_row[row](ids, scores)[row]
+
+
+def _for_another_row(processor: Any) -> Any:
+    """The processor itself if it keeps no state, else a copy of it."""
+    kind = type(processor)
+    if kind.__module__ == logits_process.__name__ and kind.__name__ not in _STATEFUL:
+        return processor
+    # Models and tokenizers are read, not written, and too large to copy.
+    memo = {
+        id(value): value
+        for value in getattr(processor, "__dict__", {}).values()
+        if isinstance(value, (torch.nn.Module, PreTrainedTokenizerBase))
+    }
+    try:
+        return copy.deepcopy(processor, memo)
+    except Exception as error:
+        raise ValueError(
+            f"logits_processor has a {kind.__name__} that can't be copied ({error}). Each row of a "
+            "batch needs a copy, as rows advance by different numbers of tokens. Generate one row "
+            "at a time, or give the class a __deepcopy__."
+        ) from error

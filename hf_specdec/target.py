@@ -1,47 +1,65 @@
-"""Running the target model: the prefill, and the forward that verifies K + 1 tokens of every row.
+"""Running the target model: the prompt, and the forward that verifies K + 1 tokens of every row.
 
 The hidden state that drafters read is the tensor the output head (``lm_head``) is called with, that
 is the output of the final norm at just the positions whose logits are computed. It is picked up by
-a hook on the head, so no other layer's hidden states are kept and the prefill keeps one position.
+a hook on the head, so no other layer's hidden states are kept and the prompt leaves one position.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import get_layer_types_and_kwargs
+from transformers.cache_utils import Cache, DynamicCache, get_layer_types_and_kwargs
 
 from hf_specdec.attention import grouped_attention
 from hf_specdec.cache import RaggedCache
+from hf_specdec.prompt import Prompt
 
 # Slots added to the prompt at first; caches for long generations grow by doubling from there.
 _INITIAL_SLOTS = 512
+_PER_TOKEN = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """Logits ``[B, Q, V]`` in the model's dtype, and hidden states ``[B, Q, d]`` after the norm."""
+    """One forward.
+
+    Attributes:
+        logits: ``[B, Q, V]`` in the model's dtype.
+        hidden_states: ``[B, Q, d]``, after the final norm.
+        all_hidden_states: for each layer ``[B, Q', d]`` if the call collects them, where the last
+            Q of the Q' tokens are those of ``logits``; else ``None``.
+        attentions: for each layer ``[B, H, Q', keys]`` if the call collects them, else ``None``.
+    """
 
     logits: torch.Tensor
     hidden_states: torch.Tensor
+    all_hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
+
+
+def layer_types(model: PreTrainedModel) -> list[str]:
+    """The kind of state that each layer of the target keeps, in transformers' words."""
+    return get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))[0]
 
 
 def attention_layers(model: PreTrainedModel) -> tuple[list[int | None], list[str]]:
     """Window (or ``None``) and layer type of each layer of the target's cache.
 
     Raises:
-        ValueError: a layer keeps a state that can't be rolled back to an earlier token.
+        ValueError: a layer keeps a state that has no place in a `RaggedCache`.
     """
-    config = model.config.get_text_config(decoder=True)
-    layer_types, kwargs = get_layer_types_and_kwargs(config)
-    unsupported = sorted(set(layer_types) - {"full_attention", "sliding_attention"})
+    types, kwargs = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
+    unsupported = sorted(set(types) - {"full_attention", "sliding_attention"})
     if unsupported:
         raise ValueError(
             f"The target {type(model).__name__} has layers of type {', '.join(unsupported)}, whose "
@@ -49,52 +67,53 @@ def attention_layers(model: PreTrainedModel) -> tuple[list[int | None], list[str
             "whose layers are full_attention or sliding_attention; call generate() without "
             "assistant_model for this one."
         )
-    return [layer_kwargs.get("sliding_window") for layer_kwargs in kwargs], layer_types
+    return [layer_kwargs.get("sliding_window") for layer_kwargs in kwargs], types
 
 
-class TargetRunner:
-    """The forwards of one ``generate`` call.
+class TargetRunner(ABC):
+    """The forwards of one ``generate`` call; subclasses differ in the cache they keep.
 
     Args:
         model: the target.
-        input_ids: int64 ``[B, T]``, the left-padded prompts.
-        padding: int64 ``[B]``, left padding of each row.
+        prompt: see `Prompt`.
         max_query_length: most tokens verified in one forward (K + 1).
-        max_length: longest row, prompt included, that this call can reach.
+        max_length: slots of the longest row, prompt included, that this call can reach.
+        collect: ``output_hidden_states`` and ``output_attentions``, as far as asked for.
     """
+
+    advances_together: ClassVar[bool] = False
+    """Whether every row must keep the same number of tokens of a forward."""
+    cache: Cache
 
     def __init__(
         self,
         model: PreTrainedModel,
-        input_ids: torch.Tensor,
-        padding: torch.Tensor,
+        prompt: Prompt,
         max_query_length: int,
         max_length: int,
+        collect: dict[str, bool] | None = None,
     ):
         # Any: generation methods are a mixin that PreTrainedModel doesn't declare.
         self.model: Any = model
-        self._input_ids = input_ids
+        self._prompt = prompt
+        self._max_query_length = max_query_length
         self._max_length = max_length
-        windows, layer_types = attention_layers(model)
-        prompt_length = input_ids.shape[1]
-        self.cache = RaggedCache(
-            windows,
-            layer_types,
-            padding,
-            max_query_length,
-            num_slots=min(max_length, prompt_length + _INITIAL_SLOTS) + max_query_length,
-        )
+        self._collect = {name: True for name, wanted in (collect or {}).items() if wanted}
         parameters = inspect.signature(model.forward).parameters
-        self._keep_logits = {"logits_to_keep": 0} if "logits_to_keep" in parameters else {}
+        self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._captured: torch.Tensor | None = None
+        self._thread = threading.get_ident()
 
     @contextmanager
     def capture(self) -> Iterator[None]:
         """Pick up the hidden states while the block runs; no hook or switch is left behind."""
         head = self.model.get_output_embeddings()
+        self._thread = threading.get_ident()
 
         def keep(_module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
-            self._captured = arguments[0]
+            # Another thread may run the same target.
+            if threading.get_ident() == self._thread:
+                self._captured = arguments[0]
 
         handle = head.register_forward_pre_hook(keep)
         try:
@@ -103,32 +122,177 @@ class TargetRunner:
         finally:
             handle.remove()
 
-    def prefill(self, model_kwargs: dict[str, Any]) -> TargetOutput:
-        """Run the prompt as transformers does; logits and state of the last position only.
+    def prefill(self, model_kwargs: dict[str, Any], chunk_size: int | None = None) -> TargetOutput:
+        """Run the prompt, or what a given cache lacks of it, as transformers does.
 
         The cache then counts all but the last token, which is left to be accepted like the tokens
         of every later step.
-        """
-        self.cache.begin(self._input_ids.shape[1])
-        inputs = self.model.prepare_inputs_for_generation(
-            self._input_ids,
-            is_first_iteration=True,
-            **{**model_kwargs, "cache": self.cache, "use_cache": True},
-        )
-        output = self._call(inputs)
-        rows, length = self._input_ids.shape[0], self._input_ids.shape[1] - 1
-        self.cache.advance(self.cache.lengths.new_full((rows,), length), [length] * rows)
-        return TargetOutput(output.logits[:, -1:], output.hidden_states[:, -1:])
 
+        Args:
+            model_kwargs: what ``generate`` prepared for the first forward.
+            chunk_size: tokens per forward (``prefill_chunk_size``); all at once by default.
+
+        Returns:
+            Logits and state of the last position only.
+        """
+        start, end = self._length(), self._prompt.num_slots
+        size = chunk_size or end - start
+        while start < end:
+            stop = min(start + size, end)
+            output = self._run_prompt(model_kwargs, start, stop)
+            start = stop
+        return TargetOutput(
+            output.logits[:, -1:],
+            output.hidden_states[:, -1:],
+            output.all_hidden_states,
+            output.attentions,
+        )
+
+    def _run_prompt(self, model_kwargs: dict[str, Any], start: int, stop: int) -> TargetOutput:
+        """Slots ``start .. stop - 1``; all of them, but for the prompt's last one, then count."""
+        prompt = self._prompt
+        kwargs = {**model_kwargs, "cache": self.cache, "use_cache": True}
+        if kwargs.get("attention_mask") is not None:
+            kwargs["attention_mask"] = kwargs["attention_mask"][:, :stop]
+        if (positions := kwargs.get("position_ids")) is not None:
+            # The last column belongs to the prompt's last slot.
+            behind = prompt.num_slots - stop
+            kwargs["position_ids"] = positions[..., : positions.shape[-1] - behind]
+        for name in _PER_TOKEN:
+            if (types := kwargs.get(name)) is not None:
+                kwargs[name] = types[..., : types.shape[-1] - (prompt.num_slots - stop)]
+        if prompt.embeds is not None:
+            kwargs["inputs_embeds"] = prompt.embeds[:, start:stop]
+        before = prompt.slots_before
+        ids = prompt.input_ids[:, max(start - before, 0) : max(stop - before, 0)]
+        self._begin_prompt(stop - start)
+        inputs = self.model.prepare_inputs_for_generation(ids, is_first_iteration=True, **kwargs)
+        output = self._call(inputs)
+        count = stop - start - (stop == prompt.num_slots)
+        rows = prompt.num_rows
+        self._advance_prompt(count, rows)
+        return output
+
+    def _call(self, inputs: dict[str, Any]) -> TargetOutput:
+        self._captured = None
+        output = self.model(**{**inputs, **self._collect, "return_dict": True})
+        if self._captured is None:
+            raise RuntimeError(
+                f"{type(self.model).__name__} computed logits without calling the module that "
+                "get_output_embeddings() returns, so its hidden states can't be read for a drafter."
+            )
+        hidden_states, self._captured = self._captured, None
+        return TargetOutput(
+            output.logits,
+            hidden_states,
+            output.hidden_states if "output_hidden_states" in self._collect else None,
+            output.attentions if "output_attentions" in self._collect else None,
+        )
+
+    def _keep_logits(self, count: int) -> dict[str, int]:
+        return {"logits_to_keep": count} if self._takes_logits_to_keep else {}
+
+    @abstractmethod
+    def _length(self) -> int:
+        """Tokens in the cache before the prompt is run."""
+
+    @abstractmethod
+    def _begin_prompt(self, query_length: int) -> None:
+        """Announce a forward over a part of the prompt."""
+
+    @abstractmethod
+    def _advance_prompt(self, count: int, rows: int) -> None:
+        """Count ``count`` tokens of the part just run in each of ``rows`` rows."""
+
+    @abstractmethod
     def verify(self, tokens: torch.Tensor) -> TargetOutput:
         """Run Q tokens of every active row.
 
         Args:
             tokens: int64 ``[n, Q]``: the last token of each row, then its draft.
         """
+
+    @abstractmethod
+    def advance(self, num_tokens: torch.Tensor, host_num_tokens: Sequence[int]) -> None:
+        """Keep the first ``num_tokens`` (int64 ``[n]``, and on the host) of the last forward."""
+
+    @abstractmethod
+    def keep_rows(self, order: Sequence[int]) -> None:
+        """Row i of the smaller batch is the present row ``order[i]``."""
+
+    @abstractmethod
+    def hand_out(
+        self, cache: Cache, last_tokens: torch.Tensor, lengths: Sequence[int]
+    ) -> Cache | None:
+        """Put what this call computed in ``cache``, which the caller goes on with.
+
+        Args:
+            cache: transformers' own.
+            last_tokens: int64 ``[B]``, the last token of every row of the whole batch.
+            lengths: slots of every row, that token not counted.
+
+        Returns:
+            ``cache``, or ``None`` if rows that finished early are no longer there.
+        """
+
+
+class RaggedTarget(TargetRunner):
+    """A target whose layers are all attention: rows advance each by its own number of tokens.
+
+    Args:
+        given: a filled transformers cache whose tokens the prompt begins with.
+        retain: whether `hand_out` will be called.
+    """
+
+    cache: RaggedCache
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompt: Prompt,
+        max_query_length: int,
+        max_length: int,
+        collect: dict[str, bool] | None = None,
+        given: Cache | None = None,
+        retain: bool = False,
+    ):
+        super().__init__(model, prompt, max_query_length, max_length, collect)
+        windows, types = attention_layers(model)
+        self.cache = RaggedCache(
+            windows,
+            types,
+            prompt.padding,
+            max_query_length,
+            num_slots=min(max_length, prompt.num_slots + _INITIAL_SLOTS) + max_query_length,
+            offsets=prompt.offsets,
+            hidden=prompt.hidden,
+            retain=retain,
+        )
+        # The position of the last token that a row can emit.
+        self._last_positions = max_length - 1 - prompt.offsets
+        if given is not None and given.get_seq_length() > 0:
+            layers: list[Any] = given.layers
+            states = [
+                (layer.keys, layer.values) if layer.is_initialized else None for layer in layers
+            ]
+            self.cache.load(states, given.get_seq_length())
+
+    def _length(self) -> int:
+        return self.cache.host_length
+
+    def _begin_prompt(self, query_length: int) -> None:
+        self.cache.begin(query_length, prompt=True)
+
+    def _advance_prompt(self, count: int, rows: int) -> None:
+        self.cache.advance(self.cache.lengths.new_full((rows,), count), [count] * rows)
+
+    def verify(self, tokens: torch.Tensor) -> TargetOutput:
+        """See `TargetRunner.verify`."""
         # A row near the limit is drafted as far as the others; what lies behind the limit is never
         # emitted, but a model with a table of positions must find one for it.
-        position_ids = self.cache.begin(tokens.shape[1]).clamp_(max=self._max_length - 1)
+        position_ids = torch.minimum(
+            self.cache.begin(tokens.shape[1]), self._last_positions[:, None]
+        )
         return self._call(
             {
                 "input_ids": tokens,
@@ -136,20 +300,40 @@ class TargetRunner:
                 "position_ids": position_ids,
                 "cache": self.cache,
                 "use_cache": True,
-                **self._keep_logits,
+                **self._keep_logits(0),
             }
         )
 
-    def _call(self, inputs: dict[str, Any]) -> TargetOutput:
-        self._captured = None
-        logits = self.model(**inputs, return_dict=True).logits
-        if self._captured is None:
-            raise RuntimeError(
-                f"{type(self.model).__name__} computed logits without calling the module that "
-                "get_output_embeddings() returns, so its hidden states can't be read for a drafter."
-            )
-        hidden_states, self._captured = self._captured, None
-        return TargetOutput(logits, hidden_states)
+    def advance(self, num_tokens: torch.Tensor, host_num_tokens: Sequence[int]) -> None:
+        """See `TargetRunner.advance`."""
+        self.cache.advance(num_tokens, host_num_tokens)
+
+    def keep_rows(self, order: Sequence[int]) -> None:
+        """See `TargetRunner.keep_rows`."""
+        self.cache.keep_rows(order)
+        index = torch.tensor(order, device=self._last_positions.device)
+        self._last_positions = self._last_positions[index]
+
+    def hand_out(self, cache: Cache, last_tokens: torch.Tensor, lengths: Sequence[int]) -> Cache:
+        """See `TargetRunner.hand_out`; keys and values are views as long as rows stay in place."""
+        self.cache.restore_rows(lengths, self._prompt.offsets)
+        if min(lengths) < max(lengths):
+            # Rows that ended early left before their last token was run; plain generation runs it.
+            self._last_positions = self._max_length - 1 - self._prompt.offsets
+            self.verify(last_tokens[:, None])
+        states, length = self.cache.unload()
+        empty = DynamicCache(config=self.model.config.get_text_config(decoder=True))
+        layers: list[Any] = empty.layers
+        for layer, pair in zip(layers, states, strict=True):
+            if pair is None:
+                continue
+            layer.lazy_initialization(*pair)
+            layer.keys, layer.values = pair
+            if hasattr(layer, "cumulative_length"):
+                layer.cumulative_length = length
+        # A cache made without the model's config has none of these layers yet.
+        cache.layers = empty.layers
+        return cache
 
     def _attention_mask(self) -> torch.Tensor | dict[str, torch.Tensor]:
         # Additive, and in the dtype of the scores: eager wants it so, and sdpa would convert a

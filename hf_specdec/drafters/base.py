@@ -8,20 +8,36 @@ is also a transformers ``CandidateGenerator``, so that it works in transformers'
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
-PickToken = Callable[[int, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
-"""``pick(k, logits, token_ids)``: the engine's way to choose the k-th draft token.
 
-``logits`` is ``[B, V']`` and ``token_ids`` int64 ``[V']`` names its columns (``None``: 0..V'-1).
-Returns int64 ``[B]`` column indices.
-"""
+class PickToken(Protocol):
+    """The engine's way to choose draft tokens: called for each of them, in order.
+
+    Attributes:
+        done: set by a call after which drafting is to stop; the tokens so far are the proposal.
+    """
+
+    done: bool
+
+    def __call__(
+        self, k: int, logits: torch.Tensor, token_ids: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Choose the k-th draft token.
+
+        Args:
+            k: from 0.
+            logits: ``[B, V']``.
+            token_ids: int64 ``[V']``, the ids of the columns; ``None`` means 0..V'-1.
+
+        Returns:
+            int64 ``[B]`` column indices.
+        """
 
 
 @dataclass(frozen=True)
@@ -76,10 +92,11 @@ class Drafter(CandidateGenerator, ABC):
         Args:
             token_ids: int64 ``[n]``, the last token of each row (chosen, not yet run).
             num_draft_tokens: K, at least 1 and at most `max_draft_tokens`.
-            pick: chooses each token from its logits; the largest logit by default.
+            pick: chooses each token from its logits, the largest logit by default; look at
+                ``pick.done`` after each call.
 
         Returns:
-            int64 ``[n, K]`` ids of the target's vocabulary.
+            int64 ``[n, K]`` ids of the target's vocabulary, fewer columns if ``pick`` was done.
         """
 
     @abstractmethod

@@ -29,6 +29,7 @@ class MLPDrafter(Drafter):
         if not isinstance(model, MLPSpeculatorPreTrainedModel):
             raise TypeError(f"MLPDrafter needs an MLP speculator, got {type(model).__name__}")
         self.model = model
+        self._bound = model
         self._hidden_states: torch.Tensor | None = None
         self._num_target_ids = 0
 
@@ -78,7 +79,7 @@ class MLPDrafter(Drafter):
         self._num_target_ids = embeddings.weight.shape[0]
         if self.model.config.share_target_weights:
             head: Any = target.get_output_embeddings()
-            self.model.bind_target(embeddings.weight, head.weight)
+            self._bound = self.model.bound_to(embeddings.weight, head.weight)
 
     def observe(self, step: VerifiedStep) -> None:
         """Keep the state at the last accepted position: ``[n, d]``, in the speculator's dtype."""
@@ -98,7 +99,7 @@ class MLPDrafter(Drafter):
         # Ids beyond a vocabulary that one side has padded are never real tokens; they must only
         # not break the look-up in an embedding.
         token_ids = token_ids.clamp(max=self.model.config.vocab_size - 1)
-        draft_ids = self.model.propose(self._hidden_states, token_ids, num_draft_tokens, pick)
+        draft_ids = self._bound.propose(self._hidden_states, token_ids, num_draft_tokens, pick)
         if self._num_target_ids < self.model.config.vocab_size:
             draft_ids = draft_ids.clamp(max=self._num_target_ids - 1)
         return draft_ids

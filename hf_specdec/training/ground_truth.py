@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_specdec.target import TargetRunner
+from hf_specdec.prompt import Prompt
+from hf_specdec.target import RaggedTarget
 from hf_specdec.training.corpus import CorpusMetadata, CorpusWriter, Document
 from hf_specdec.training.progress import progress_bar
 
@@ -122,7 +123,8 @@ def _run(
     for row, (_, tokens) in enumerate(batch):
         input_ids[row, : len(tokens)] = torch.as_tensor(tokens)
     padding = torch.zeros(len(batch), dtype=torch.int64, device=device)
-    runner = TargetRunner(target, padding.new_empty((len(batch), 0)), padding, longest, longest)
+    prompt = Prompt.plain(padding.new_empty((len(batch), 0)), padding)
+    runner = RaggedTarget(target, prompt, longest, longest)
     with runner.capture():
         output = runner.verify(input_ids.to(device))
     top_ids, top_logprobs = top_log_probs(output.logits, top_k)

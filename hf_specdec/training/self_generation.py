@@ -24,7 +24,8 @@ from transformers import PreTrainedModel
 
 from hf_specdec.cache import compact_order
 from hf_specdec.noise import gumbel
-from hf_specdec.target import TargetRunner, attention_layers
+from hf_specdec.prompt import Prompt
+from hf_specdec.target import RaggedTarget, attention_layers
 from hf_specdec.training.corpus import CorpusMetadata, CorpusWriter, Document
 from hf_specdec.training.documents import DocumentInProgress
 from hf_specdec.training.ground_truth import top_log_probs
@@ -132,7 +133,7 @@ class _ContinuousBatch:
         rows = len(self._documents)
         zeros = torch.zeros(rows, dtype=torch.int64, device=self._device)
         no_prompt = zeros.new_empty((rows, 0))
-        self._runner = TargetRunner(target, no_prompt, zeros, 1, max_length)
+        self._runner = RaggedTarget(target, Prompt.plain(no_prompt, zeros), 1, max_length)
         config = writer.metadata
         self._hidden = torch.zeros(
             rows, max_length, config.hidden_size, dtype=torch.bfloat16, device=self._device
@@ -248,4 +249,4 @@ class _ContinuousBatch:
                 for buffer in (self._hidden, self._top_ids, self._top_logprobs):
                     buffer[row] = buffer[source]
         if order:
-            self._runner.cache.keep_rows(order)
+            self._runner.keep_rows(order)

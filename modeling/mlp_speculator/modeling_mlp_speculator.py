@@ -22,6 +22,7 @@ Source: Wertheimer et al. 2024, "Accelerating Production LLMs with Combined Toke
 Speculators" (arXiv 2404.19124), and IBM's published checkpoints (``*-accelerator``).
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -249,10 +250,11 @@ class MLPSpeculatorPreTrainedModel(PreTrainedModel):
             choose: picks from the logits of one head: ``choose(step, logits [B, V or Vd], token_ids
                 [Vd] or None) -> index int64 [B]``, where the index counts in the logits and
                 ``token_ids`` tells the target ids of a reduced draft vocabulary. The largest logit
-                if ``None``.
+                if ``None``. After it has set its attribute ``done``, if it has one, no further
+                token is drafted.
 
         Returns:
-            Target ids, int64 [B, K].
+            Target ids, int64 [B, K]; fewer than K columns if ``choose`` was done before.
 
         Raises:
             ValueError: for shapes that do not fit, or more draft tokens than heads.
@@ -271,6 +273,8 @@ class MLPSpeculatorPreTrainedModel(PreTrainedModel):
             )
             token_ids = self.draft_ids(index)
             drafts.append(token_ids)
+            if getattr(choose, "done", False):
+                break
         return torch.stack(drafts, dim=1)
 
     @torch.no_grad()
@@ -336,6 +340,28 @@ class MLPSpeculatorPreTrainedModel(PreTrainedModel):
             self.speculator.reference,
             self.speculator.target_tables,
         )
+
+    def bound_to(
+        self, input_embeddings_weight: Tensor, lm_head_weight: Tensor
+    ) -> "MLPSpeculatorPreTrainedModel":
+        """A second model with the same weights that stays bound to these tables.
+
+        Unlike the model that ``bind_target`` was called on, it is not affected when another thread
+        binds another target. Arguments and errors are those of ``bind_target``.
+        """
+        self.bind_target(input_embeddings_weight, lm_head_weight)
+        view, network = copy.copy(self), copy.copy(self.speculator)
+        # Not self.speculator's tables: they may be another thread's by now.
+        network.target_tables = borrow(
+            self.config,
+            input_embeddings_weight,
+            lm_head_weight,
+            network.draft_token_ids,
+            network.reference,
+            self.speculator.target_tables,
+        )
+        view._modules = {**self._modules, "speculator": network}
+        return view
 
     def set_draft_token_ids(self, token_ids: Tensor) -> None:
         """Name the target ids a reduced draft vocabulary covers; before this they are 0 .. Vd-1.

@@ -6,6 +6,7 @@ they are neither saved with it, nor moved with it, nor counted twice.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .configuration_mlp_speculator import MLPSpeculatorConfig
@@ -78,16 +79,18 @@ def borrow(
         pairs = zip(current.origins, sources, strict=True)
         if all(origin.is_still(source) for origin, source in pairs):
             return current
-    head = lm_head_weight.detach()
-    if draft_token_ids is None:
-        head = head[: config.vocab_size]
-    else:
-        head = head.index_select(0, draft_token_ids)
-    return TargetTables(
-        embeddings=input_embeddings_weight.detach().to(like.dtype),
-        head=head.to(like.dtype),
-        origins=tuple(_Origin(source) for source in sources),
-    )
+    # Tables made inside inference_mode could never be trained with afterwards.
+    with torch.inference_mode(False), torch.no_grad():
+        head = lm_head_weight.detach()
+        if draft_token_ids is None:
+            head = head[: config.vocab_size]
+        else:
+            head = head.index_select(0, draft_token_ids)
+        return TargetTables(
+            embeddings=input_embeddings_weight.detach().to(like.dtype),
+            head=head.to(like.dtype),
+            origins=tuple(_Origin(source) for source in sources),
+        )
 
 
 def _check_table(name: str, table: Tensor, config: MLPSpeculatorConfig, like: Tensor) -> None:

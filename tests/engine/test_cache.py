@@ -137,9 +137,9 @@ def test_window_layers_hold_window_plus_k_plus_1_slots(family, make_target, make
     caches = []
     begin = RaggedCache.begin
 
-    def watch(self, query_length):
+    def watch(self, query_length, prompt=False):
         caches.append(self)
-        return begin(self, query_length)
+        return begin(self, query_length, prompt)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RaggedCache, "begin", watch)

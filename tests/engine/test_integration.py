@@ -1,7 +1,6 @@
 """The seams into transformers: open for our assistants, invisible for everything else."""
 
 import copy
-import inspect
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ def test_disable_puts_every_original_back_and_enable_works_again(target, make_sp
     hf_specdec.disable()
     for name in SEAMS:
         original = getattr(GenerationMixin, name)
-        assert original is inspect.unwrap(wrapped[name])
+        assert original is wrapped[name].__wrapped__
         assert original.__module__ == "transformers.generation.utils"
     assert not hasattr(transformers, "MLPSpeculatorPreTrainedModel")
     hf_specdec.disable()
@@ -133,10 +132,10 @@ class TestNumberOfDraftTokens:
 
     def test_precedence(self, target, prompts, make_speculator):
         speculator = make_speculator()
-        speculator.speculative_config = hf_specdec.SpeculativeConfig(num_speculative_tokens=3)
-        assert self.run(target, prompts, speculator) == 3
+        attached = {"speculative_config": {"num_speculative_tokens": 3}}
+        assert self.run(target, prompts, speculator, **attached) == 3
         speculator.generation_config = GenerationConfig(num_assistant_tokens=2)
-        assert self.run(target, prompts, speculator) == 2
+        assert self.run(target, prompts, speculator, **attached) == 2
         config = copy.deepcopy(target.generation_config)
         config.num_assistant_tokens = 4
         assert self.run(target, prompts, speculator, generation_config=config) == 4

@@ -6,7 +6,6 @@ from tiny_models import HIDDEN_SIZE, VOCAB_SIZE, ScriptedDrafter
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    DynamicCache,
     LlamaConfig,
     MambaConfig,
     T5Config,
@@ -85,7 +84,7 @@ def test_number_of_draft_tokens_in_the_generation_config(target, refused):
     )
 
 
-@pytest.mark.parametrize("mask", [[1, 1, 1, 0], [1, 0, 1, 1]])
+@pytest.mark.parametrize("mask", [[1, 1, 1, 0], [0, 1, 1, 0]])
 def test_right_padding(target, refused, mask):
     inputs = {
         "input_ids": torch.tensor([[5, 6, 7, 8], [5, 6, 7, 0]]),
@@ -107,7 +106,7 @@ def test_target_with_a_recurrent_state(refused):
     target = AutoModelForCausalLM.from_config(
         MambaConfig(vocab_size=VOCAB_SIZE, hidden_size=HIDDEN_SIZE, num_hidden_layers=1)
     )
-    refused(target, "recurrent state that can't be rolled back")
+    refused(target, "recurrent state.*only known to be right for bamba")
 
 
 def test_target_with_layers_that_cant_roll_back(refused, make_target):
@@ -135,13 +134,8 @@ def test_assistant_on_another_device(target, refused, make_speculator):
     [
         ({"num_beams": 2}, "num_beams=2"),
         ({"use_cache": False}, "use_cache=False"),
-        ({"cache_implementation": "static"}, "cache_implementation='static'"),
-        ({"prefill_chunk_size": 4}, "prefill_chunk_size=4"),
-        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True"),
-        (
-            {"output_hidden_states": True, "return_dict_in_generate": True},
-            "output_hidden_states=True",
-        ),
+        ({"cache_implementation": "offloaded"}, "cache_implementation='offloaded'"),
+        ({"prefill_chunk_size": 0}, "prefill_chunk_size=0"),
         ({"synced_gpus": True}, "synced_gpus=True"),
         ({"verification": "typical"}, r"verification='typical'.*\['match', 'rejection'\]"),
         ({"do_sample": True, "row_seeds": [1, 2]}, r"row_seeds=\[1, 2\] must hold 1 integers"),
@@ -157,12 +151,6 @@ def test_empty_batch(target, refused):
     ids = torch.empty(0, 4, dtype=torch.long)
     mask = torch.empty(0, 4, dtype=torch.long)
     refused(target, "batch is empty", inputs={"input_ids": ids, "attention_mask": mask})
-
-
-def test_filled_cache(target, refused):
-    cache = DynamicCache(config=target.config)
-    target(torch.tensor([[5, 6]]), cache=cache)
-    refused(target, "holds 2 tokens", cache=cache)
 
 
 def test_streamer_with_a_batch(target, refused, prompts):

@@ -4,7 +4,8 @@ import pytest
 import torch
 from tiny_models import FAMILIES
 
-from hf_specdec.target import TargetRunner
+from hf_specdec.prompt import Prompt
+from hf_specdec.target import RaggedTarget
 
 
 @torch.no_grad()
@@ -13,7 +14,7 @@ def test_states_are_those_the_output_head_reads(family, make_target, prompts):
     target, inputs = make_target(family), prompts(3)
     padding = (inputs["attention_mask"] == 0).sum(1)
     positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
-    runner = TargetRunner(target, inputs["input_ids"], padding, 4, 100)
+    runner = RaggedTarget(target, Prompt.plain(inputs["input_ids"], padding), 4, 100)
     more = torch.randint(3, 64, (3, 4))
     with runner.capture():
         first = runner.prefill(
@@ -35,7 +36,9 @@ def test_states_are_those_the_output_head_reads(family, make_target, prompts):
 @torch.no_grad()
 def test_a_head_that_is_not_called_is_an_error(target, prompts, monkeypatch):
     inputs = prompts(1)
-    runner = TargetRunner(target, inputs["input_ids"], torch.zeros(1, dtype=torch.long), 4, 50)
+    runner = RaggedTarget(
+        target, Prompt.plain(inputs["input_ids"], torch.zeros(1, dtype=torch.long)), 4, 50
+    )
     monkeypatch.setattr(target, "get_output_embeddings", lambda: torch.nn.Linear(2, 2))
     with runner.capture(), pytest.raises(RuntimeError, match="get_output_embeddings"):
         runner.prefill({"attention_mask": inputs["attention_mask"]})

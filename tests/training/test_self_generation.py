@@ -85,9 +85,9 @@ def test_an_interrupted_run_continues(target, tokenizer, tmp_path, monkeypatch):
     scripts = ChatScripts(tokenizer, max_user_tokens=5, max_new_tokens=9)
     whole = by_id(generate(target, scripts, tmp_path / "whole", 300))
 
-    from hf_specdec.target import TargetRunner
+    from hf_specdec.target import RaggedTarget
 
-    verify, calls = TargetRunner.verify, []
+    verify, calls = RaggedTarget.verify, []
 
     def interrupted(self, tokens):
         calls.append(1)
@@ -95,7 +95,7 @@ def test_an_interrupted_run_continues(target, tokenizer, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return verify(self, tokens)
 
-    monkeypatch.setattr(TargetRunner, "verify", interrupted)
+    monkeypatch.setattr(RaggedTarget, "verify", interrupted)
     with pytest.raises(KeyboardInterrupt):
         generate(target, scripts, tmp_path / "cut", 300)
     assert 0 < Corpus(tmp_path / "cut").num_documents < len(whole)
