@@ -12,14 +12,13 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import torch
 import transformers
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 
-from hf_specdec import compatibility, schedule
+from hf_specdec import call_options, compatibility
 from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import DecodingSettings, SpeculativeDecoder
 from hf_specdec.drafters import Drafter
@@ -60,15 +59,6 @@ _OWN_ARGUMENTS = (
 )
 ATTACHED = "_hf_specdec_attachment"
 """Where a target keeps its `Attachment`."""
-# transformers fills these in where nobody asked for them; they can't be told from a wish.
-_TRANSFORMERS_DEFAULTS = {
-    "num_assistant_tokens": 20,
-    "num_assistant_tokens_schedule": "constant",
-    "assistant_confidence_threshold": 0.4,
-}
-# Drafters whose heuristic schedule goes on from call to call: the K they have reached.
-_reached: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-
 _originals: dict[str, Callable[..., Any]] = {}
 
 
@@ -125,7 +115,7 @@ def _extract_generation_mode_kwargs(original: Callable[..., Any]) -> Callable[..
         options = {name: kwargs.pop(name, None) for name in _OWN_ARGUMENTS}
         config = options["speculative_config"]
         options["speculative_config"] = SpeculativeConfig.from_value(config or {})
-        for name in _TRANSFORMERS_DEFAULTS:
+        for name in call_options.TRANSFORMERS_DEFAULTS:
             options[name] = kwargs.get(name)
         extracted = original(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer)
         return {**extracted, _OPTIONS: options}
@@ -146,10 +136,11 @@ def _validate_generation_mode(original: Callable[..., Any]) -> Callable[..., Any
         compatibility.check_generation_config(generation_config)
         drafter.check(self)
         options = generation_mode_kwargs[_OPTIONS]
-        options["draft_length"] = _draft_length(options, generation_config, drafter, assistant)
-        options["confidence_threshold"] = schedule.check_confidence_threshold(
-            _first_wish("assistant_confidence_threshold", options, generation_config, assistant)
-            or 0.0
+        options["draft_length"] = call_options.draft_length(
+            options, generation_config, drafter, assistant
+        )
+        options["confidence_threshold"] = call_options.confidence_threshold(
+            options, generation_config, assistant
         )
         options["verification"] = (
             options["verification"] or options["speculative_config"].verification
@@ -224,25 +215,12 @@ def _decode(
     is_given = getattr(cache, "_is_user_defined", False)
     if is_given:
         compatibility.check_cache(cache, num_rows, input_ids.shape[1], prompt.num_slots, target)
-    draft_length = options["draft_length"]
-    eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
-    settings = DecodingSettings(
-        draft_length=draft_length,
-        do_sample=bool(generation_config.do_sample),
-        row_seeds=compatibility.row_seeds(options["row_seeds"], num_rows, device),
-        rejection=options["verification"] == "rejection",
-        eos_token_ids=eos.to(device) if eos is not None else None,
-        pad_token_id=int(pad) if pad is not None else 0,
-        max_length=generation_config.max_length,
-        confidence_threshold=options["confidence_threshold"],
-        prefill_chunk_size=generation_config.prefill_chunk_size,
-        outputs=options["outputs"],
-    )
+    settings = _settings(generation_config, options, num_rows, device)
     returns_dict = generation_config.return_dict_in_generate
     arguments = {
         "model": target,
         "prompt": prompt,
-        "max_query_length": draft_length.limit + 1,
+        "max_query_length": settings.draft_length.limit + 1,
         "max_length": generation_config.max_length + prompt.slots_before,
         "collect": settings.outputs.of_model,
         "given": cache if is_given else None,
@@ -260,8 +238,7 @@ def _decode(
         runner, drafter, prompt, settings, logits_processor, stopping_criteria, streamer, windows
     )
     decoded = decoder.run(model_kwargs, cache if returns_dict or is_given else None)
-    if draft_length.schedule == "heuristic":
-        _reached[assistant_model] = draft_length.current
+    call_options.remember(assistant_model, settings.draft_length)
     if not returns_dict:
         return decoded.sequences
     output = GenerateDecoderOnlyOutput(
@@ -269,6 +246,28 @@ def _decode(
     )
     output.speculation = decoded.stats
     return output
+
+
+def _settings(
+    generation_config: GenerationConfig,
+    options: dict[str, Any],
+    num_rows: int,
+    device: torch.device,
+) -> DecodingSettings:
+    """What the loop is asked for."""
+    eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
+    return DecodingSettings(
+        draft_length=options["draft_length"],
+        do_sample=bool(generation_config.do_sample),
+        row_seeds=compatibility.row_seeds(options["row_seeds"], num_rows, device),
+        rejection=options["verification"] == "rejection",
+        eos_token_ids=eos.to(device) if eos is not None else None,
+        pad_token_id=int(pad) if pad is not None else 0,
+        max_length=generation_config.max_length,
+        confidence_threshold=options["confidence_threshold"],
+        prefill_chunk_size=generation_config.prefill_chunk_size,
+        outputs=options["outputs"],
+    )
 
 
 def _prompt(
@@ -289,62 +288,6 @@ def _prompt(
             num_slots = length
     position_ids = model_kwargs.get("position_ids")
     return Prompt.of_call(input_ids, num_slots, mask, position_ids, embeds, device)
-
-
-def _first_wish(
-    name: str, options: dict[str, Any], generation_config: GenerationConfig, assistant_model: Any
-) -> Any:
-    """A setting from the call's argument, its config, or the assistant's generation_config."""
-    if options[name] is not None:
-        return options[name]
-    own = getattr(assistant_model, "generation_config", None)
-    for value in (getattr(generation_config, name, None), getattr(own, name, None)):
-        if value is not None and value != _TRANSFORMERS_DEFAULTS[name]:
-            return value
-    return None
-
-
-def _draft_length(
-    options: dict[str, Any],
-    generation_config: GenerationConfig,
-    drafter: Drafter,
-    assistant_model: Any,
-) -> schedule.DraftLength:
-    """K and how it changes, from every place that can say so."""
-    config: SpeculativeConfig = options["speculative_config"]
-    how = schedule.check_schedule(
-        _first_wish("num_assistant_tokens_schedule", options, generation_config, assistant_model)
-        or "constant"
-    )
-    per_batch_size = options["num_speculative_tokens_per_batch_size"]
-    if per_batch_size is None:
-        per_batch_size = config.num_speculative_tokens_per_batch_size
-    else:
-        schedule.check_per_batch_size(per_batch_size)
-    initial = _num_draft_tokens(options, generation_config, drafter, assistant_model)
-    if how == "heuristic" and options["num_assistant_tokens"] is None:
-        initial = _reached.get(assistant_model, initial)
-    return schedule.DraftLength(initial, drafter.max_draft_tokens, per_batch_size, how)
-
-
-def _num_draft_tokens(
-    options: dict[str, Any],
-    generation_config: GenerationConfig,
-    drafter: Drafter,
-    assistant_model: Any,
-) -> int:
-    """K: the call's argument, its config, the assistant's config, SpeculativeConfig, checkpoint."""
-    name = "num_assistant_tokens"
-    own = getattr(assistant_model, "generation_config", None)
-    for value, source, default in (
-        (options[name], name, None),
-        (getattr(generation_config, name), f"generation_config.{name}", 20),
-        (getattr(own, name, None), f"assistant_model.generation_config.{name}", 20),
-        (options["speculative_config"].num_speculative_tokens, "num_speculative_tokens", None),
-    ):
-        if value not in (None, default):
-            return compatibility.check_num_draft_tokens(value, drafter, source)
-    return drafter.max_draft_tokens
 
 
 _WRAPPERS = {

@@ -56,6 +56,9 @@ def choose_tokens(
     if row_seeds is not None:
         assert positions is not None
         logits = add_gumbel(logits.float(), row_seeds, positions)
+    elif logits.dtype == torch.float64:
+        # generate() compares in float32; two values that are one there must tie here too.
+        logits = logits.float()
     # max: torch's argmax of half precision is five times slower on CPU, with the same tie rule.
     return logits.max(dim=-1).indices
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from tiny_models import ScriptedDrafter, row_by_row, sometimes_wrong
 
-from hf_specdec.cache import RaggedCache, RaggedLayer, compact_order
+from hf_specdec.cache import RaggedCache, compact_order
+from hf_specdec.cache_layers import RaggedLayer
 from hf_specdec.target import TargetRunner
 
 

@@ -1,0 +1,215 @@
+"""The layers of a `RaggedCache`: keys and values in preallocated buffers, whole or as a ring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+
+class Owner(Protocol):
+    """What a layer asks the cache it belongs to."""
+
+    num_slots: int
+    max_query_length: int
+    current_write: Write
+
+    @property
+    def host_length(self) -> int:
+        """Length of the longest row."""
+
+
+@dataclass
+class Write:
+    """Where the tokens of the forward under way go; shared by all layers.
+
+    Attributes:
+        rows, slots: int64 ``[n, 1]`` and ``[n, Q]``.
+        end: one past the highest slot written in any row.
+        start: the slot of the first token if it is the same in every row, else ``None``.
+        prompt: a part of the prompt, which attends through transformers' own masks.
+    """
+
+    rows: torch.Tensor
+    slots: torch.Tensor
+    end: int
+    start: int | None
+    prompt: bool
+
+    @property
+    def first(self) -> bool:
+        """Whether the buffers are still empty."""
+        return self.prompt and self.start == 0
+
+
+class RaggedLayer(CacheLayerMixin):
+    """Keys and values of one layer that attends to everything."""
+
+    is_sliding = False
+    is_croppable = True
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, owner: Owner):
+        super().__init__()
+        self._owner = owner
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate zeroed buffers in the shape, dtype and device of the first states."""
+        self.keys = self._allocate(key_states)
+        self.values = self._allocate(value_states)
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def _num_slots(self) -> int:
+        return self._owner.num_slots
+
+    def _allocate(self, states: torch.Tensor) -> torch.Tensor:
+        # Zeros, not empty memory: a masked NaN would still poison the weighted sum of the values.
+        batch, heads, _, dim = states.shape
+        return states.new_zeros(batch, heads, self._num_slots(), dim)
+
+    def grow(self) -> None:
+        """Move to larger buffers once the owner has more slots than they hold."""
+        if not self.is_initialized or self.keys.shape[2] >= self._num_slots():
+            return
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = self._allocate(old)
+            new[:, :, : old.shape[2]] = old
+            setattr(self, name, new)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the new states at every row's own slots.
+
+        Args:
+            key_states, value_states: ``[n, heads, Q, dim]``.
+
+        Returns:
+            Views of the buffers, ``[n, heads, end, dim]``; in the first forward the states
+            themselves.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        write = self._owner.current_write
+        if write.prompt and not write.first:
+            return self._continue_prompt(key_states, value_states, write)
+        self._write(self.keys, key_states, write)
+        self._write(self.values, value_states, write)
+        if write.first:
+            return key_states, value_states
+        n = key_states.shape[0]
+        end = self._visible(write)
+        return self.keys[:n, :, :end], self.values[:n, :, :end]
+
+    def _continue_prompt(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, write: Write
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._write(self.keys, key_states, write)
+        self._write(self.values, value_states, write)
+        return self.keys[:, :, : write.end], self.values[:, :, : write.end]
+
+    def first_kept(self, length: int) -> int:
+        """The lowest slot that the token at slot ``length`` can still read."""
+        return 0
+
+    def slots_between(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of slots ``start .. end - 1`` of every row ever in the batch."""
+        return self.keys[:, :, start:end], self.values[:, :, start:end]
+
+    def load(self, keys: torch.Tensor, values: torch.Tensor, end: int) -> None:
+        """Copy states from elsewhere into the slots before ``end`` (all rows, empty buffers)."""
+        self.lazy_initialization(keys, values)
+        start = end - keys.shape[2]
+        slots = torch.arange(start, end, device=keys.device).expand(keys.shape[0], -1)
+        rows = torch.arange(keys.shape[0], device=keys.device)[:, None]
+        write = Write(rows, slots, end, start, prompt=True)
+        self._write(self.keys, keys, write)
+        self._write(self.values, values, write)
+
+    def _visible(self, write: Write) -> int:
+        return write.end
+
+    def _write(self, buffer: torch.Tensor, states: torch.Tensor, write: Write) -> None:
+        if write.start is not None:
+            buffer[: states.shape[0], :, write.start : write.end] = states
+        else:
+            buffer[write.rows, :, write.slots] = states.transpose(1, 2)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the keys, for the masks that transformers builds for the prompt."""
+        length = self._owner.host_length
+        first = self.first_kept(length)
+        return length - first + query_length, first
+
+    def get_seq_length(self) -> int:
+        """Tokens in the longest row, padding included."""
+        return self._owner.host_length
+
+    def get_max_length(self) -> int:
+        """No maximum: the buffers grow."""
+        return -1
+
+    def move_rows(self, targets: torch.Tensor, sources: torch.Tensor, swap: bool) -> None:
+        """Copy whole rows onto others (int64 indices of equal length), or swap them."""
+        for buffer in (self.keys, self.values) if self.is_initialized else ():
+            overwritten = buffer[targets] if swap else None
+            buffer[targets] = buffer[sources]
+            if overwritten is not None:
+                buffer[sources] = overwritten
+
+    def sort_rows(self, index: torch.Tensor) -> None:
+        """Put rows in another order (int64 ``[B]``)."""
+        if self.is_initialized:
+            self.keys, self.values = self.keys[index], self.values[index]
+
+
+class RaggedSlidingLayer(RaggedLayer):
+    """Keys and values of one layer that attends to a window: a ring of window + K + 1 slots."""
+
+    is_sliding = True
+
+    def __init__(self, owner: Owner, sliding_window: int):
+        super().__init__(owner)
+        self.sliding_window = sliding_window
+
+    @property
+    def ring_size(self) -> int:
+        """Slots that are ever in use."""
+        return self.sliding_window + self._owner.max_query_length
+
+    def _num_slots(self) -> int:
+        return min(self._owner.num_slots, self.ring_size)
+
+    def _visible(self, write: Write) -> int:
+        return min(write.end, self.ring_size)
+
+    def first_kept(self, length: int) -> int:
+        """See `RaggedLayer.first_kept`: window - 1 tokens before it are visible."""
+        return max(0, length - self.sliding_window + 1)
+
+    def slots_between(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `RaggedLayer.slots_between`; copies, as a ring isn't in order."""
+        index = torch.arange(start, end, device=self.keys.device) % self.keys.shape[2]
+        return self.keys[:, :, index], self.values[:, :, index]
+
+    def _continue_prompt(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, write: Write
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert write.start is not None
+        keys, values = self.slots_between(self.first_kept(write.start), write.start)
+        self._write(self.keys, key_states, write)
+        self._write(self.values, value_states, write)
+        return torch.cat([keys, key_states], dim=2), torch.cat([values, value_states], dim=2)
+
+    def _write(self, buffer: torch.Tensor, states: torch.Tensor, write: Write) -> None:
+        if write.end <= self.ring_size:
+            super()._write(buffer, states, write)
+            return
+        # Only the newest ring_size tokens of a long prompt are kept.
+        slots = write.slots[:, -self.ring_size :] % self.ring_size
+        buffer[write.rows, :, slots] = states[:, :, -self.ring_size :].transpose(1, 2)

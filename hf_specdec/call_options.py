@@ -1,0 +1,102 @@
+"""What a call asks for about drafting, from every place that can say so.
+
+An argument of the call comes before the call's generation_config, that before the assistant's, that
+before the `SpeculativeConfig`, and that before what the checkpoint says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from transformers import GenerationConfig
+
+from hf_specdec import compatibility
+from hf_specdec.config import SpeculativeConfig
+from hf_specdec.drafters import Drafter
+from hf_specdec.schedule import (
+    DraftLength,
+    check_confidence_threshold,
+    check_per_batch_size,
+    check_schedule,
+)
+
+# transformers fills these in where nobody asked for them; they can't be told from a wish.
+TRANSFORMERS_DEFAULTS = {
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.4,
+}
+# Drafters whose heuristic schedule goes on from call to call: the K they have reached.
+_reached: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+def _first_wish(
+    name: str, options: dict[str, Any], generation_config: GenerationConfig, assistant_model: Any
+) -> Any:
+    """A setting from the call's argument, its config, or the assistant's generation_config."""
+    if options[name] is not None:
+        return options[name]
+    own = getattr(assistant_model, "generation_config", None)
+    for value in (getattr(generation_config, name, None), getattr(own, name, None)):
+        if value is not None and value != TRANSFORMERS_DEFAULTS[name]:
+            return value
+    return None
+
+
+def draft_length(
+    options: dict[str, Any],
+    generation_config: GenerationConfig,
+    drafter: Drafter,
+    assistant_model: Any,
+) -> DraftLength:
+    """K and how it changes, from every place that can say so."""
+    config: SpeculativeConfig = options["speculative_config"]
+    how = check_schedule(
+        _first_wish("num_assistant_tokens_schedule", options, generation_config, assistant_model)
+        or "constant"
+    )
+    per_batch_size = options["num_speculative_tokens_per_batch_size"]
+    if per_batch_size is None:
+        per_batch_size = config.num_speculative_tokens_per_batch_size
+    else:
+        check_per_batch_size(per_batch_size)
+    initial = _num_draft_tokens(options, generation_config, drafter, assistant_model)
+    if how == "heuristic" and options["num_assistant_tokens"] is None:
+        initial = _reached.get(assistant_model, initial)
+    return DraftLength(initial, drafter.max_draft_tokens, per_batch_size, how)
+
+
+def _num_draft_tokens(
+    options: dict[str, Any],
+    generation_config: GenerationConfig,
+    drafter: Drafter,
+    assistant_model: Any,
+) -> int:
+    """K: the call's argument, its config, the assistant's config, SpeculativeConfig, checkpoint."""
+    name = "num_assistant_tokens"
+    own = getattr(assistant_model, "generation_config", None)
+    for value, source, default in (
+        (options[name], name, None),
+        (getattr(generation_config, name), f"generation_config.{name}", 20),
+        (getattr(own, name, None), f"assistant_model.generation_config.{name}", 20),
+        (options["speculative_config"].num_speculative_tokens, "num_speculative_tokens", None),
+    ):
+        if value not in (None, default):
+            return compatibility.check_num_draft_tokens(value, drafter, source)
+    return drafter.max_draft_tokens
+
+
+def confidence_threshold(
+    options: dict[str, Any], generation_config: GenerationConfig, assistant_model: Any
+) -> float:
+    """The least probability after which drafting goes on; 0 where nobody asked for one."""
+    name = "assistant_confidence_threshold"
+    wish = _first_wish(name, options, generation_config, assistant_model)
+    return 0.0 if wish is None else check_confidence_threshold(wish)
+
+
+def remember(assistant_model: Any, length: DraftLength) -> None:
+    """Let the next call go on where this one's heuristic ended."""
+    if length.schedule == "heuristic":
+        _reached[assistant_model] = length.current
