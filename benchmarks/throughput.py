@@ -2,12 +2,14 @@
 
     python benchmarks/throughput.py                      # batch 1 and 8, K = 3
     python benchmarks/throughput.py --batch 1 --k 1 2 3 4 --repeats 3
+    python benchmarks/throughput.py --batch 8 --schedule "[[1,3,3],[4,64,1]]"
 
-For every group of prompts plain ``generate`` and the speculative call run one after the other, so
-that both see the same machine; the table gives medians over groups and repeats. In bfloat16 the two
-texts can part at a near-tie (see docs/exactness.md); every pair that parts is judged and counted.
-``outside`` is the share of the speculative call spent in neither target nor drafter, measured with
-hooks around their forwards in a separate pass.
+For every group of prompts plain ``generate`` and the same call with the drafter run one after the
+other, so that both see the same machine (statistics come from another call before); the table gives
+medians over groups and repeats. In bfloat16 the two texts can part at a near-tie (see
+docs/exactness.md); every pair that parts is judged and counted. ``outside`` is the share of the
+speculative call spent in neither target nor drafter, measured with hooks around their forwards in a
+separate pass.
 """
 
 import argparse
@@ -109,32 +111,35 @@ def measure(target, tokenizer, drafter, batch, k, arguments, advance):
         def plain(inputs=inputs):
             return target.generate(**inputs, **common)
 
-        def ours(inputs=inputs):
+        def ours(inputs=inputs, **extra):
             return target.generate(
                 **inputs,
                 **common,
                 assistant_model=drafter,
                 num_assistant_tokens=k,
-                return_dict_in_generate=True,
+                num_speculative_tokens_per_batch_size=arguments.schedule,
+                **extra,
             )
+
+        told = ours(return_dict_in_generate=True)
+        our_count = told.speculation.num_new_tokens
 
         for repeat in range(arguments.repeats):
             seconds, reference = timed(plain)
-            our_seconds, output = timed(ours)
+            our_seconds, sequences = timed(ours)
             count = int((reference[:, width:] != tokenizer.pad_token_id).sum())
-            our_count = output.speculation.num_new_tokens
             plain_seconds.append(seconds / max(count, 1))
             ours_seconds.append(our_seconds / max(our_count, 1))
             ratios.append(plain_seconds[-1] / ours_seconds[-1])
             if repeat == 0:
-                stats = stats + output.speculation
+                stats = stats + told.speculation
                 for row in range(batch):
                     mask = inputs["attention_mask"][row].bool()
                     difference = explain_difference(
                         target,
                         inputs["input_ids"][row][mask][None],
                         up_to_end(reference[row, width:].tolist(), tokenizer.eos_token_id),
-                        up_to_end(output.sequences[row, width:].tolist(), tokenizer.eos_token_id),
+                        up_to_end(sequences[row, width:].tolist(), tokenizer.eos_token_id),
                     )
                     compared += 1
                     near_ties += difference is not None and difference.near_tie
@@ -146,6 +151,7 @@ def measure(target, tokenizer, drafter, batch, k, arguments, advance):
     return {
         "batch": batch,
         "k": k,
+        "schedule": arguments.schedule,
         "plain_tokens_per_second": 1 / statistics.median(plain_seconds),
         "speculative_tokens_per_second": 1 / statistics.median(ours_seconds),
         "speedup_median": statistics.median(ratios),
@@ -176,7 +182,7 @@ def show(rows, console):
         note += f" {r['texts_wrong']} WRONG" * bool(r["texts_wrong"])
         table.add_row(
             str(r["batch"]),
-            str(r["k"]),
+            str(r["k"] if r["schedule"] is None else r["schedule"]),
             f"{r['plain_tokens_per_second']:.1f}",
             f"{r['speculative_tokens_per_second']:.1f}",
             f"{r['speedup_median']:.2f}x [{r['speedup_min']:.2f}-{r['speedup_max']:.2f}]",
@@ -192,6 +198,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--k", type=int, nargs="+", default=[3])
+    parser.add_argument("--schedule", type=json.loads, help="K by batch size: [[start,end,K],...]")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--prompts", type=int, default=len(CHAT))
     parser.add_argument("--repeats", type=int, default=2)

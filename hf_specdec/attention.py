@@ -60,12 +60,23 @@ def grouped_sdpa(
         query.reshape(batch, key.shape[1], groups * length, width),
         key,
         value,
-        attn_mask=attention_mask.repeat(1, 1, groups, 1) if length > 1 else attention_mask,
+        attn_mask=_for_groups(attention_mask, groups) if length > 1 else attention_mask,
         dropout_p=dropout,
         scale=scaling,
     )
     output = output.reshape(batch, heads, length, value.shape[-1])
     return output.transpose(1, 2).contiguous(), None
+
+
+def _for_groups(attention_mask: torch.Tensor, groups: int) -> torch.Tensor:
+    """The mask once for each query head of a group, made once for all layers of a forward."""
+    kept: dict[int, torch.Tensor] | None = getattr(attention_mask, "_hf_specdec_groups", None)
+    if kept is None:
+        kept = {}
+        attention_mask._hf_specdec_groups = kept  # type: ignore[attr-defined]
+    if groups not in kept:
+        kept[groups] = attention_mask.repeat(1, 1, groups, 1)
+    return kept[groups]
 
 
 AttentionInterface.register(NAME, grouped_sdpa)

@@ -227,7 +227,7 @@ class RaggedCache(Cache):
         if self._row_of != sorted(self._row_of):
             index = torch.tensor(self._row_of, device=self.lengths.device).argsort()
             for layer in self.ragged_layers:
-                layer.sort_rows(index)
+                layer.sort_rows(index, max(host_lengths))
             self._row_of = sorted(self._row_of)
         self._host_lengths = list(host_lengths)
         self.lengths = torch.tensor(self._host_lengths, device=self.lengths.device)

@@ -162,10 +162,11 @@ class RaggedLayer(CacheLayerMixin):
             if overwritten is not None:
                 buffer[sources] = overwritten
 
-    def sort_rows(self, index: torch.Tensor) -> None:
-        """Put rows in another order (int64 ``[B]``)."""
-        if self.is_initialized:
-            self.keys, self.values = self.keys[index], self.values[index]
+    def sort_rows(self, index: torch.Tensor, length: int) -> None:
+        """Put rows in another order (int64 ``[B]``), as far as slots before ``length`` go."""
+        for buffer in (self.keys, self.values) if self.is_initialized else ():
+            used = buffer[:, :, :length]
+            used.copy_(used[index])
 
 
 class RaggedSlidingLayer(RaggedLayer):
