@@ -166,6 +166,7 @@ FEATURES = {
     "max_new_tokens_1": say(max_new_tokens=1),
     "max_new_tokens_7": say(max_new_tokens=7),
     "max_time": Feature(lambda: {"max_time": 1000.0}, changes_the_text=False),
+    "max_time_is_over": say(max_time=1e-9),
     "own_criterion": Feature(
         lambda: {"stopping_criteria": StoppingCriteriaList([StopsAfterPair()]), "eos_token_id": EOS}
     ),

@@ -7,6 +7,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     LlamaConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
     MambaConfig,
     T5Config,
 )
@@ -166,6 +168,29 @@ def test_streamer_with_a_batch(target, refused, prompts):
 
 def test_guidance_with_a_batch(target, refused, prompts):
     refused(target, "guidance_scale with a batch of 3", inputs=prompts(3), guidance_scale=2.0)
+
+
+def test_a_processor_that_cant_be_copied_for_every_row(target, refused, prompts):
+    import threading
+
+    class Locked(LogitsProcessor):
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        def __call__(self, input_ids, scores):
+            return scores
+
+    processors = LogitsProcessorList([Locked()])
+    refused(target, "Locked that can't be copied", inputs=prompts(3), logits_processor=processors)
+    # Alone it needs no copy.
+    speculator = ScriptedDrafter([[0]])
+    target.generate(
+        **prompts(1),
+        assistant_model=speculator,
+        num_assistant_tokens=0,
+        logits_processor=processors,
+        max_new_tokens=2,
+    )
 
 
 def test_an_error_in_the_middle_leaves_nothing_behind(target, prompts):
