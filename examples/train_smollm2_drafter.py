@@ -79,7 +79,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--corpus", type=Path, required=True, help="folder of the corpus; continued if it exists")
     add("--out", type=Path, required=True, help="folder of the drafter")
     add("--tokens", type=int, default=1_200_000, help="of conversations; 0: use what is there")
-    add("--everyday-tokens", type=int, default=900_000, help="of answers; 0: use what is there")
+    add("--everyday-tokens", type=int, default=3_700_000, help="of answers; 0: use what is there")
     add("--rows", type=int, default=112, help="documents generated side by side")
     add("--heads", type=int, default=3, help="tokens the drafter can propose")
     add("--inner-dim", type=int, default=1024, help="width of the drafter's state")

@@ -9,7 +9,8 @@ from transformers import AutoModel
 
 from hf_specdec import compatibility
 from hf_specdec.config import SpeculativeConfig
-from hf_specdec.integration import ATTACHED, Attachment, drafter_for
+from hf_specdec.integration import ATTACHED, Attachment
+from hf_specdec.registry import drafter_for, mtp_network
 
 
 def attach(target: Any, speculative_config: SpeculativeConfig | dict[str, Any] | str) -> Any:
@@ -22,7 +23,8 @@ def attach(target: Any, speculative_config: SpeculativeConfig | dict[str, Any] |
         speculative_config: for example ``{"method": "mlp_speculator", "model":
             "ibm-ai-platform/llama3-8b-accelerator", "num_speculative_tokens": 3}``; ``model`` may
             also be a loaded drafter. A Hub id or folder is loaded in the target's dtype, on its
-            device.
+            device. ``{"method": "mtp", "num_speculative_tokens": 1}`` drafts with the target's own
+            MTP layers.
 
     Returns:
         ``target``, for chaining.
@@ -32,12 +34,19 @@ def attach(target: Any, speculative_config: SpeculativeConfig | dict[str, Any] |
     """
     config = SpeculativeConfig.from_value(speculative_config)
     compatibility.check_target(target)
-    if config.model is None:
+    assistant = config.model
+    if config.method == "mtp":
+        if assistant is not None and assistant is not target:
+            raise ValueError(
+                "method='mtp' drafts with the target's own layers, but speculative_config names a "
+                f"model ({assistant!r}). Leave model out, or drop the method."
+            )
+        assistant = mtp_network(target)
+    elif assistant is None:
         raise ValueError(
             "speculative_config has no model: name the drafter's Hub id or folder, or pass a "
             "loaded drafter"
         )
-    assistant = config.model
     if isinstance(assistant, str):
         device = target.get_output_embeddings().weight.device
         assistant = AutoModel.from_pretrained(assistant, dtype=target.dtype).to(device)

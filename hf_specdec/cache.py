@@ -109,7 +109,6 @@ class RaggedCache(Cache):
         device = self.lengths.device
         slots = self.lengths[:, None] + torch.arange(query_length, device=device)
         self.current_write = Write(
-            rows=torch.arange(self.num_rows, device=device)[:, None],
             slots=slots,
             end=end,
             start=longest if longest == shortest else None,

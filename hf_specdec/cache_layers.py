@@ -26,13 +26,12 @@ class Write:
     """Where the tokens of the forward under way go; shared by all layers.
 
     Attributes:
-        rows, slots: int64 ``[n, 1]`` and ``[n, Q]``.
+        slots: int64 ``[n, Q]``.
         end: one past the highest slot written in any row.
         start: the slot of the first token if it is the same in every row, else ``None``.
         prompt: a part of the prompt, which attends through transformers' own masks.
     """
 
-    rows: torch.Tensor
     slots: torch.Tensor
     end: int
     start: int | None
@@ -126,8 +125,7 @@ class RaggedLayer(CacheLayerMixin):
         self.lazy_initialization(keys, values)
         start = end - keys.shape[2]
         slots = torch.arange(start, end, device=keys.device).expand(keys.shape[0], -1)
-        rows = torch.arange(keys.shape[0], device=keys.device)[:, None]
-        write = Write(rows, slots, end, start, prompt=True)
+        write = Write(slots, end, start, prompt=True)
         self._write(self.keys, keys, write)
         self._write(self.values, values, write)
 
@@ -138,7 +136,7 @@ class RaggedLayer(CacheLayerMixin):
         if write.start is not None:
             buffer[: states.shape[0], :, write.start : write.end] = states
         else:
-            buffer[write.rows, :, write.slots] = states.transpose(1, 2)
+            _scatter(buffer, write.slots, states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys, for the masks that transformers builds for the prompt."""
@@ -213,4 +211,13 @@ class RaggedSlidingLayer(RaggedLayer):
             return
         # Only the newest ring_size tokens of a long prompt are kept.
         slots = write.slots[:, -self.ring_size :] % self.ring_size
-        buffer[write.rows, :, slots] = states[:, :, -self.ring_size :].transpose(1, 2)
+        _scatter(buffer, slots, states[:, :, -self.ring_size :])
+
+
+def _scatter(buffer: torch.Tensor, slots: torch.Tensor, states: torch.Tensor) -> None:
+    """Write ``[n, heads, Q, dim]`` states at each row's slots ``[n, Q]``.
+
+    One scatter along the slots: indexing with rows and slots costs twice as much.
+    """
+    index = slots[:, None, :, None].expand_as(states)
+    buffer[: states.shape[0]].scatter_(2, index, states)

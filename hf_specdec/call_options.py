@@ -84,7 +84,7 @@ def _num_draft_tokens(
     ):
         if value not in (None, default):
             return compatibility.check_num_draft_tokens(value, drafter, source)
-    return drafter.max_draft_tokens
+    return drafter.default_draft_tokens
 
 
 def confidence_threshold(

@@ -85,6 +85,12 @@ def check_num_draft_tokens(value: Any, drafter: Drafter, source: str) -> int:
             f"{source}={value!r} must be an integer from 0 to {most}, the number of tokens that "
             f"this assistant_model can draft (0 decodes without drafts)"
         )
+    layers = drafter.default_draft_tokens
+    if value > layers and value % layers:
+        raise ValueError(
+            f"{source}={value} must be a multiple of {layers}, the number of MTP layers of the "
+            "target, as they are used again in turn"
+        )
     return value
 
 

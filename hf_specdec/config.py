@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from hf_specdec.schedule import BatchSizeSchedule, check_per_batch_size
 
-Method = Literal["mlp_speculator"]
+Method = Literal["mlp_speculator", "mtp"]
 Verification = Literal["match", "rejection"]
 
 

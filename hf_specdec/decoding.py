@@ -97,6 +97,7 @@ class SpeculativeDecoder:
         streamer: BaseStreamer | None = None,
         layer_windows: Sequence[int | None] = (),
     ):
+        self._prompt = prompt
         input_ids = prompt.input_ids
         num_rows, prompt_length = input_ids.shape
         self._settings = settings
@@ -140,8 +141,8 @@ class SpeculativeDecoder:
             model_kwargs: what ``generate`` prepared for the first forward.
             cache: where to put keys and values for the caller, if they are wanted.
         """
-        self._drafter.start(self._target.model)
-        with self._target.capture():
+        self._drafter.start(self._target.model, self._prompt)
+        with self._target.capture(self._drafter.feed, self._drafter.reads_prompt):
             self._prefill(model_kwargs)
             while self._host_rows:
                 self._step()
@@ -274,11 +275,12 @@ class SpeculativeDecoder:
         if self._stopping.asks_per_token:
             host = self._ask_criteria(host, scores)
             num_new = host[0].to(tokens.device)
-        host_num_new, host_finished, _ = host.tolist()
+        host_num_new, host_finished, host_num_emitted = host.tolist()
         num_draft_tokens = run_tokens.shape[1] - 1
         accepted = torch.minimum(host[0], host[2] - 1)
         self._stats.record_step(torch.tensor(self._host_rows), accepted, num_draft_tokens)
-        self._draft_length.update(num_draft_tokens, accepted.tolist())
+        if self._draft_length.schedule != "constant":
+            self._draft_length.update(num_draft_tokens, accepted.tolist())
         if self._collector is not None:
             first = [length - self._prompt_length for length in self._host_lengths]
             self._collector.record(self._host_rows, first, host_num_new, output, scores)
@@ -292,12 +294,27 @@ class SpeculativeDecoder:
             self._target.advance(num_new_in_cache, [count] * len(host_num_new))
         else:
             self._target.advance(num_new, host_num_new)
-        self._drafter.observe(VerifiedStep(run_tokens, output.hidden_states, num_emitted - 1))
+        if output.hidden_states.shape[1] == run_tokens.shape[1]:
+            step = VerifiedStep(
+                run_tokens, output.hidden_states, num_emitted - 1, [n - 1 for n in host_num_emitted]
+            )
+        else:
+            step = self._prompt_step(output.hidden_states)
+        self._drafter.observe(step)
         self._last_tokens = tokens.gather(1, num_new[:, None] - 1)[:, 0]
         self._lengths = self._lengths + num_new
         self._host_lengths = [a + b for a, b in zip(self._host_lengths, host_num_new, strict=True)]
         if any(host_finished):
             self._drop([not f for f in host_finished])
+
+    def _prompt_step(self, hidden_states: torch.Tensor) -> VerifiedStep:
+        """What a drafter that reads the prompt observes first: the tokens that were run."""
+        rows, length = hidden_states.shape[:2]
+        # Embeddings have no ids, and of a text continued from a cache only the rest was run.
+        ids = self._prompt.input_ids[:, -length:]
+        ids = torch.nn.functional.pad(ids, (length - ids.shape[1], 0))
+        last = [length - 1] * rows
+        return VerifiedStep(ids, hidden_states, torch.tensor(last, device=ids.device), last)
 
     def _ask_criteria(self, host: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Let the criteria that look at a row stop it earlier; rows of ``host`` as in `_emit`."""
@@ -328,4 +345,4 @@ class SpeculativeDecoder:
         self._offsets, self._seeds = self._offsets[index], self._seeds[index]
         self._last_tokens = self._last_tokens[index]
         self._target.keep_rows(order)
-        self._drafter.keep_rows(index)
+        self._drafter.keep_rows(order)

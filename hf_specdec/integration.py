@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,10 +22,9 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from hf_specdec import call_options, compatibility
 from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import DecodingSettings, SpeculativeDecoder
-from hf_specdec.drafters import Drafter
 from hf_specdec.lockstep import LockstepTarget
 from hf_specdec.prompt import Prompt
-from hf_specdec.registry import FAMILIES
+from hf_specdec.registry import FAMILIES, drafter_for
 from hf_specdec.target import RaggedTarget, TargetRunner, attention_layers
 
 SUPPORTED_TRANSFORMERS = ">=5.24"
@@ -68,17 +68,6 @@ class Attachment:
 
     assistant: Any
     config: SpeculativeConfig
-
-
-def drafter_for(assistant_model: Any) -> Drafter | None:
-    """The drafter that serves an ``assistant_model``, or ``None`` if it isn't one of ours."""
-    if isinstance(assistant_model, Drafter):
-        return assistant_model
-    config = getattr(assistant_model, "config", None)
-    family = FAMILIES.get(getattr(config, "model_type", ""))
-    if family is None:
-        return None
-    return family.drafter_class(assistant_model)
 
 
 def _generate(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,6 +151,12 @@ def _get_candidate_generator(original: Callable[..., Any]) -> Callable[..., Any]
         drafter = drafter_for(kwargs.get("assistant_model"))
         if drafter is None:
             return original(self, *args, **kwargs)
+        if drafter.feed != "post_norm":
+            raise ValueError(
+                "transformers' own assisted loop hands out states behind the final norm only, and "
+                f"this assistant_model reads feed={drafter.feed!r}. Use hf_specdec's loop: "
+                "generate(assistant_model=...) while hf_specdec is enabled."
+            )
         drafter.start(self)
         return drafter
 
@@ -314,6 +309,12 @@ def check_transformers() -> None:
             )
 
 
+def _namespaces() -> list[Any]:
+    """The module ``transformers``, which its first import of a network replaces by another."""
+    modules = (transformers, sys.modules["transformers"])
+    return list({id(module): module for module in modules}.values())
+
+
 def enable() -> None:
     """Open the seams; done on import, harmless when done again."""
     if _originals:
@@ -324,7 +325,8 @@ def enable() -> None:
         setattr(GenerationMixin, name, wrap(_originals[name]))
     for family in FAMILIES.values():
         # Pipelines and servers look up config.architectures in the transformers namespace.
-        setattr(transformers, family.model_class.__name__, family.model_class)
+        for namespace in _namespaces():
+            setattr(namespace, family.model_class.__name__, family.model_class)
 
 
 def disable() -> None:
@@ -332,5 +334,6 @@ def disable() -> None:
     for name, original in _originals.items():
         setattr(GenerationMixin, name, original)
     for family in FAMILIES.values() if _originals else ():
-        delattr(transformers, family.model_class.__name__)
+        for namespace in _namespaces():
+            vars(namespace).pop(family.model_class.__name__, None)
     _originals.clear()

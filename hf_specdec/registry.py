@@ -15,7 +15,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_specdec.drafters import Drafter, MLPDrafter
+from hf_specdec.drafters import Drafter, MLPDrafter, MTPDrafter
+from hf_specdec.modeling.mimo import MiMoConfig, MiMoForCausalLM, MiMoModel, MiMoMTP
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
 
 
@@ -45,8 +46,42 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+MTP_NETWORKS: dict[str, Callable[[Any], Any]] = {"mimo": MiMoMTP}
+"""By model type: what makes a drafter network of a target that carries its own draft layers."""
+
+
+def drafter_for(assistant_model: Any) -> Drafter | None:
+    """The drafter that serves an ``assistant_model``, or ``None`` if it isn't one of ours."""
+    if isinstance(assistant_model, Drafter):
+        return assistant_model
+    if isinstance(assistant_model, MiMoMTP):
+        return MTPDrafter(assistant_model)
+    config = getattr(assistant_model, "config", None)
+    family = FAMILIES.get(getattr(config, "model_type", ""))
+    return None if family is None else family.drafter_class(assistant_model)
+
+
+def mtp_network(target: Any) -> Any:
+    """The MTP layers of a target as a drafter network.
+
+    Raises:
+        ValueError: a target without MTP layers, or of a family that isn't known.
+    """
+    make = MTP_NETWORKS.get(target.config.model_type)
+    if make is None:
+        raise ValueError(
+            f"method='mtp': the target {type(target).__name__} (model_type="
+            f"{target.config.model_type!r}) has no MTP layers that hf_specdec knows. It knows "
+            f"those of {sorted(MTP_NETWORKS)}"
+        )
+    return make(target)
+
+
 def register() -> None:
     """Make transformers' auto classes know every family; may be called any number of times."""
+    AutoConfig.register(MiMoConfig.model_type, MiMoConfig, exist_ok=True)
+    AutoModel.register(MiMoConfig, MiMoModel, exist_ok=True)
+    AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM, exist_ok=True)
     for model_type, family in FAMILIES.items():
         AutoConfig.register(model_type, family.config_class, exist_ok=True)
         AutoModel.register(family.config_class, family.model_class, exist_ok=True)

@@ -1,8 +1,9 @@
 """Running the target model: the prompt, and the forward that verifies K + 1 tokens of every row.
 
-The hidden state that drafters read is the tensor the output head (``lm_head``) is called with, that
-is the output of the final norm at just the positions whose logits are computed. It is picked up by
-a hook on the head, so no other layer's hidden states are kept and the prompt leaves one position.
+The hidden state that most drafters read is the tensor the output head (``lm_head``) is called with:
+the output of the final norm at just the positions whose logits are computed. It is picked up by a
+hook on the head, so no other layer's hidden states are kept and the prompt leaves one position.
+Drafters that read the whole prompt, or the state before the norm, get it from a hook on the norm.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class TargetOutput:
 
     Attributes:
         logits: ``[B, Q, V]`` in the model's dtype.
-        hidden_states: ``[B, Q, d]``, after the final norm.
+        hidden_states: ``[B, Q, d]``, what the drafter reads.
         all_hidden_states: for each layer ``[B, Q', d]`` if the call collects them, where the last
             Q of the Q' tokens are those of ``logits``; else ``None``.
         attentions: for each layer ``[B, H, Q', keys]`` if the call collects them, else ``None``.
@@ -68,6 +69,21 @@ def attention_layers(model: PreTrainedModel) -> tuple[list[int | None], list[str
             "assistant_model for this one."
         )
     return [layer_kwargs.get("sliding_window") for layer_kwargs in kwargs], types
+
+
+def final_norm(model: Any) -> nn.Module:
+    """The norm behind the target's last layer.
+
+    Raises:
+        ValueError: it isn't where transformers' decoders have it.
+    """
+    norm = getattr(model.get_decoder(), "norm", None)
+    if not isinstance(norm, nn.Module):
+        raise ValueError(
+            f"The target {type(model).__name__} has no module 'norm' in its decoder, so the states "
+            "that this drafter reads can't be picked up."
+        )
+    return norm
 
 
 class TargetRunner(ABC):
@@ -103,19 +119,33 @@ class TargetRunner(ABC):
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._captured: torch.Tensor | None = None
         self._thread = threading.get_ident()
+        self._whole_prompt = False
 
     @contextmanager
-    def capture(self) -> Iterator[None]:
-        """Pick up the hidden states while the block runs; no hook or switch is left behind."""
-        head = self.model.get_output_embeddings()
-        self._thread = threading.get_ident()
+    def capture(self, feed: str = "post_norm", whole_prompt: bool = False) -> Iterator[None]:
+        """Pick up the hidden states while the block runs; no hook or switch is left behind.
 
-        def keep(_module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+        Args:
+            feed: ``"post_norm"``, the states behind the final norm, or ``"pre_norm"``.
+            whole_prompt: whether `prefill` returns the states of all positions.
+        """
+        self._thread = threading.get_ident()
+        self._whole_prompt = whole_prompt
+
+        def keep(states: torch.Tensor) -> None:
             # Another thread may run the same target.
             if threading.get_ident() == self._thread:
-                self._captured = arguments[0]
+                self._captured = states
 
-        handle = head.register_forward_pre_hook(keep)
+        if feed == "post_norm" and not whole_prompt:
+            head = self.model.get_output_embeddings()
+            handle = head.register_forward_pre_hook(lambda _module, args: keep(args[0]))
+        elif feed == "post_norm":
+            norm = final_norm(self.model)
+            handle = norm.register_forward_hook(lambda _module, _args, output: keep(output))
+        else:
+            norm = final_norm(self.model)
+            handle = norm.register_forward_pre_hook(lambda _module, args: keep(args[0]))
         try:
             with grouped_attention(self.model):
                 yield
@@ -133,17 +163,20 @@ class TargetRunner(ABC):
             chunk_size: tokens per forward (``prefill_chunk_size``); all at once by default.
 
         Returns:
-            Logits and state of the last position only.
+            Logits of the last position only, and its state or that of all positions just run.
         """
         start, end = self._length(), self._prompt.num_slots
         size = chunk_size or end - start
+        states = []
         while start < end:
             stop = min(start + size, end)
             output = self._run_prompt(model_kwargs, start, stop)
             start = stop
+            states.append(output.hidden_states if self._whole_prompt else None)
+        all_states = [s for s in states if s is not None]
         return TargetOutput(
             output.logits[:, -1:],
-            output.hidden_states[:, -1:],
+            torch.cat(all_states, dim=1) if all_states else output.hidden_states[:, -1:],
             output.all_hidden_states,
             output.attentions,
         )
@@ -179,7 +212,8 @@ class TargetRunner(ABC):
         if self._captured is None:
             raise RuntimeError(
                 f"{type(self.model).__name__} computed logits without calling the module that "
-                "get_output_embeddings() returns, so its hidden states can't be read for a drafter."
+                "get_output_embeddings() returns, or its final norm, so its hidden states can't be "
+                "read for a drafter."
             )
         hidden_states, self._captured = self._captured, None
         return TargetOutput(

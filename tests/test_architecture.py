@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "outputs": {"target"},
     "drafting": {"noise", "processors"},
     "verification": {"noise"},
-    "drafters": {"modeling", "noise", "config", "metrics"},
+    "drafters": {"modeling", "noise", "config", "metrics", "prompt", "cache"},
     "registry": {"modeling", "drafters"},
     "decoding": {
         "drafters",
@@ -72,7 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "schedule",
         "compatibility",
     },
-    "attach": {"integration", "compatibility", "config"},
+    "attach": {"integration", "compatibility", "config", "registry"},
 }
 # These may import all units but the ones named.
 MAY_NOT_IMPORT: dict[str, set[str]] = {

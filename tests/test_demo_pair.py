@@ -4,6 +4,8 @@ A wrong feed never shows in the output, only in the acceptance, so acceptance is
 at the last accepted position against the states that a mistake would feed.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -59,9 +61,7 @@ class ReadsTheFirstState(MLPDrafter):
     """Off by the accepted tokens: the state of the step's first position."""
 
     def observe(self, step: VerifiedStep) -> None:
-        super().observe(
-            VerifiedStep(step.input_ids, step.hidden_states, torch.zeros_like(step.num_accepted))
-        )
+        super().observe(replace(step, num_accepted=torch.zeros_like(step.num_accepted)))
 
 
 class ReadsTheLastState(MLPDrafter):
@@ -69,7 +69,7 @@ class ReadsTheLastState(MLPDrafter):
 
     def observe(self, step: VerifiedStep) -> None:
         last = torch.full_like(step.num_accepted, step.hidden_states.shape[1] - 1)
-        super().observe(VerifiedStep(step.input_ids, step.hidden_states, last))
+        super().observe(replace(step, num_accepted=last))
 
 
 class ReadsTheTokenBefore(MLPDrafter):
@@ -82,9 +82,9 @@ class ReadsTheTokenBefore(MLPDrafter):
     def propose(self, token_ids, num_draft_tokens, pick=None):
         return super().propose(self._run, num_draft_tokens, pick)
 
-    def keep_rows(self, index):
-        super().keep_rows(index)
-        self._run = self._run[index]
+    def keep_rows(self, order):
+        super().keep_rows(order)
+        self._run = self._run[list(order)]
 
 
 @pytest.mark.parametrize("wrong_feed", [ReadsTheFirstState, ReadsTheLastState, ReadsTheTokenBefore])

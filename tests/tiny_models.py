@@ -187,7 +187,7 @@ class ScriptedDrafter(Drafter):
     def check(self, target) -> None:
         pass
 
-    def start(self, target) -> None:
+    def start(self, target, prompt=None) -> None:
         self._rows = list(range(len(self._answers)))
         self._emitted = [0] * len(self._answers)
 
@@ -209,8 +209,8 @@ class ScriptedDrafter(Drafter):
             )
         return torch.tensor(draft)
 
-    def keep_rows(self, index) -> None:
-        self._rows = [self._rows[i] for i in index.tolist()]
+    def keep_rows(self, order) -> None:
+        self._rows = [self._rows[i] for i in order]
 
 
 @pytest.fixture

@@ -8,12 +8,18 @@ is also a transformers ``CandidateGenerator``, so that it works in transformers'
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
+
+from hf_specdec.prompt import Prompt
+
+Feed = Literal["post_norm", "pre_norm"]
+"""Which state of the target a drafter reads: behind its final norm, or before it."""
 
 
 class PickToken(Protocol):
@@ -45,14 +51,17 @@ class VerifiedStep:
     """One forward of the target over the active rows, after verification.
 
     Attributes:
-        input_ids: int64 ``[n, Q]``, the tokens of the forward (the prompt's last one in a prefill).
-        hidden_states: ``[n, Q, d]``, the target's states at those tokens, after its final norm.
+        input_ids: int64 ``[n, Q]``, the tokens of the forward. Of the prompt the last one, or all
+            that were run if the drafter reads the prompt.
+        hidden_states: ``[n, Q, d]``, the target's states at those tokens.
         num_accepted: int64 ``[n]``, draft tokens accepted; index of the last right position.
+        host_num_accepted: the same numbers on the host.
     """
 
     input_ids: torch.Tensor
     hidden_states: torch.Tensor
     num_accepted: torch.Tensor
+    host_num_accepted: Sequence[int]
 
 
 class Drafter(CandidateGenerator, ABC):
@@ -66,18 +75,37 @@ class Drafter(CandidateGenerator, ABC):
     # -1: of all hidden states transformers' own loop collects the last layer's alone.
     model_kwargs_overrides: ClassVar[dict[str, Any]] = {"output_hidden_states": -1}
 
+    reads_prompt: ClassVar[bool] = False
+    """Whether `observe` is shown the whole prompt, not its last position alone."""
+
+    @property
+    def feed(self) -> Feed:
+        """Which state of the target `observe` is shown."""
+        return "post_norm"
+
     @property
     @abstractmethod
     def max_draft_tokens(self) -> int:
         """The most tokens `propose` can be asked for."""
+
+    @property
+    def default_draft_tokens(self) -> int:
+        """Tokens to propose where nobody asks for a number."""
+        return self.max_draft_tokens
 
     @abstractmethod
     def check(self, target: PreTrainedModel) -> None:
         """Raise ValueError if this drafter can't draft for ``target``; no heavy work."""
 
     @abstractmethod
-    def start(self, target: PreTrainedModel) -> None:
-        """Begin a call; nothing of an earlier one may remain."""
+    def start(self, target: PreTrainedModel, prompt: Prompt | None = None) -> None:
+        """Begin a call; nothing of an earlier one may remain.
+
+        Args:
+            target: the model to draft for.
+            prompt: where the prompt's tokens stand; ``None`` in transformers' own loop, where
+                there is one row without padding.
+        """
 
     @abstractmethod
     def observe(self, step: VerifiedStep) -> None:
@@ -100,8 +128,8 @@ class Drafter(CandidateGenerator, ABC):
         """
 
     @abstractmethod
-    def keep_rows(self, index: torch.Tensor) -> None:
-        """Reorder the state: row i becomes the present row ``index[i]`` (int64 ``[m]``)."""
+    def keep_rows(self, order: Sequence[int]) -> None:
+        """Reorder the state: row i becomes the present row ``order[i]``."""
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
         """transformers' contract: the row followed by its draft, and no logits (``None``).
@@ -115,13 +143,17 @@ class Drafter(CandidateGenerator, ABC):
         # A prefill (no match yet, states of the whole prompt) counts from its last position.
         hidden_states = kwargs["model_outputs"].hidden_states[-1]
         width = input_ids.shape[1]
+        # The tokens of the forward that were right: the newest one was not in it.
+        run_ids = input_ids[:, width - 2 - int(last) : width - 1]
         if hidden_states.shape[1] == width - 1 and self._first_proposal:
-            hidden_states, last = hidden_states[:, -1:], torch.zeros_like(last)
+            run_ids, last = input_ids[:, :-1], torch.full_like(last, width - 2)
+            if not self.reads_prompt:
+                hidden_states, run_ids = hidden_states[:, -1:], run_ids[:, -1:]
+                last = torch.zeros_like(last)
         self._first_proposal = False
-        self.observe(
-            VerifiedStep(input_ids[:, -hidden_states.shape[1] :], hidden_states, num_accepted=last)
-        )
-        draft = self.propose(input_ids[:, -1], self.max_draft_tokens)
+        run_ids = torch.nn.functional.pad(run_ids, (0, hidden_states.shape[1] - run_ids.shape[1]))
+        self.observe(VerifiedStep(run_ids, hidden_states, last, last.tolist()))
+        draft = self.propose(input_ids[:, -1], self.default_draft_tokens)
         return torch.cat([input_ids, draft], dim=1), None
 
     _first_proposal = True

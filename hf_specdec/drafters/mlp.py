@@ -6,6 +6,7 @@ predicts the tokens after that one (fms-extras; Wertheimer et al. 2024, arXiv 24
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.drafters.base import Drafter, PickToken, VerifiedStep
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
+from hf_specdec.prompt import Prompt
 
 # Vocabularies are padded to multiples of up to 256 rows that no tokenizer ever produces.
 _VOCABULARY_PADDING = 256
@@ -71,7 +73,7 @@ class MLPDrafter(Drafter):
                 "with from_pretrained."
             )
 
-    def start(self, target: PreTrainedModel) -> None:
+    def start(self, target: PreTrainedModel, prompt: Prompt | None = None) -> None:
         """Bind the target's embeddings if the speculator shares them."""
         self._hidden_states = None
         self._first_proposal = True
@@ -104,7 +106,8 @@ class MLPDrafter(Drafter):
             draft_ids = draft_ids.clamp(max=self._num_target_ids - 1)
         return draft_ids
 
-    def keep_rows(self, index: torch.Tensor) -> None:
+    def keep_rows(self, order: Sequence[int]) -> None:
         """Reorder the kept states."""
         assert self._hidden_states is not None
+        index = torch.tensor(order, device=self._hidden_states.device)
         self._hidden_states = self._hidden_states[index]

@@ -1,6 +1,7 @@
 """The seams into transformers: open for our assistants, invisible for everything else."""
 
 import copy
+import importlib
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 
 import hf_specdec
 from hf_specdec import integration
-from hf_specdec.integration import drafter_for
+from hf_specdec.registry import drafter_for
 
 SEAMS = sorted(integration._WRAPPERS)
 
@@ -26,6 +27,8 @@ def test_published_ids_of_the_architecture_resolve(tmp_path, make_speculator):
     architectures: Any = model.config.architectures
     (name,) = architectures
     assert getattr(transformers, name) is type(model)
+    # Where pipelines look, also after a network of transformers' own was imported.
+    assert getattr(importlib.import_module("transformers"), name) is type(model)
 
 
 def test_disable_puts_every_original_back_and_enable_works_again(target, make_speculator, prompts):
@@ -180,7 +183,7 @@ class TestAttach:
         ("config", "match"),
         [
             ({}, "has no model"),
-            ({"method": "medusa"}, r"method='medusa'.*\['mlp_speculator'\]"),
+            ({"method": "medusa"}, r"method='medusa'.*\['mlp_speculator', 'mtp'\]"),
             ({"modle": "x"}, r"keys \['modle'\].*'model'"),
             ("{not json", "is not JSON"),
             ({"num_speculative_tokens": -1}, "num_speculative_tokens=-1"),

@@ -74,8 +74,8 @@ def test_drafts_that_share_the_noise_agree_more_often(target, prompts):
     class KnowsTheTarget(ScriptedDrafter):
         shares_noise = True
 
-        def start(self, model):
-            super().start(model)
+        def start(self, target, prompt=None):
+            super().start(target, prompt)
             self._ids = inputs["input_ids"]
 
         def observe(self, step):
