@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import EOS, PAD, VOCAB_SIZE, new_tokens, row_by_row
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import hf_specdec
 from hf_specdec.drafters import MTPDrafter
@@ -335,6 +341,13 @@ class TestChoosingIt:
         target = MiMoForCausalLM(tiny_config(num_nextn_predict_layers=2)).eval()
         with pytest.raises(ValueError, match="num_assistant_tokens=3 must be a multiple of 2"):
             target.generate(**prompts(1), assistant_model=MiMoMTP(target), num_assistant_tokens=3)
+
+    def test_a_decoder_whose_final_norm_has_another_name(self):
+        from hf_specdec.target import final_norm
+
+        config = GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+        with pytest.raises(ValueError, match="GPT2LMHeadModel has no module 'norm'"):
+            final_norm(GPT2LMHeadModel(config))
 
     def test_transformers_own_loop_has_no_states_before_the_norm(self):
         target: Any = random_target("pre_norm")

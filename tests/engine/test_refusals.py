@@ -7,6 +7,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     LlamaConfig,
+    LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
     MambaConfig,
@@ -117,6 +118,20 @@ def test_target_with_layers_that_cant_roll_back(refused, make_target):
     target = copy.deepcopy(make_target("llama"))
     target.config.layer_types = ["full_attention", "linear_attention"] * 2
     refused(target, "linear_attention.*can't be rolled back")
+
+
+def test_target_without_positions_or_without_a_head(refused, make_target):
+    class NoPositions(LlamaForCausalLM):
+        def forward(self, input_ids=None, attention_mask=None, **kwargs):
+            raise AssertionError("not to be run")
+
+    class NoHead(LlamaForCausalLM):
+        def get_output_embeddings(self):
+            return None
+
+    config = make_target("llama").config
+    refused(NoPositions(config), "NoPositions takes no position_ids")
+    refused(NoHead(config), r"NoHead has no output embeddings \(lm_head\)")
 
 
 def test_attention_without_a_mask_for_every_row(refused, make_target):
