@@ -95,8 +95,6 @@ class RaggedLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         write = self._owner.current_write
-        if write.prompt and not write.first:
-            return self._continue_prompt(key_states, value_states, write)
         self._write(self.keys, key_states, write)
         self._write(self.values, value_states, write)
         if write.first:
@@ -104,13 +102,6 @@ class RaggedLayer(CacheLayerMixin):
         n = key_states.shape[0]
         end = self._visible(write)
         return self.keys[:n, :, :end], self.values[:n, :, :end]
-
-    def _continue_prompt(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, write: Write
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self._write(self.keys, key_states, write)
-        self._write(self.values, value_states, write)
-        return self.keys[:, :, : write.end], self.values[:, :, : write.end]
 
     def first_kept(self, length: int) -> int:
         """The lowest slot that the token at slot ``length`` can still read."""
@@ -196,13 +187,17 @@ class RaggedSlidingLayer(RaggedLayer):
         index = torch.arange(start, end, device=self.keys.device) % self.keys.shape[2]
         return self.keys[:, :, index], self.values[:, :, index]
 
-    def _continue_prompt(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, write: Write
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `RaggedLayer.update`; a prompt that goes on reads the window before it, in order."""
+        write = self._owner.current_write
+        if write.first or not write.prompt:
+            return super().update(key_states, value_states, *args, **kwargs)
         assert write.start is not None
+        # Read before it is overwritten: the rest of a prompt can be longer than the ring.
         keys, values = self.slots_between(self.first_kept(write.start), write.start)
-        self._write(self.keys, key_states, write)
-        self._write(self.values, value_states, write)
+        super().update(key_states, value_states, *args, **kwargs)
         return torch.cat([keys, key_states], dim=2), torch.cat([values, value_states], dim=2)
 
     def _write(self, buffer: torch.Tensor, states: torch.Tensor, write: Write) -> None:

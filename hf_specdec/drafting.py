@@ -6,6 +6,7 @@ import torch
 
 from hf_specdec.noise import Stream, add_gumbel
 from hf_specdec.processors import LogitsPipeline
+from hf_specdec.verification import choose_tokens
 
 
 class DraftPicker:
@@ -51,7 +52,7 @@ class DraftPicker:
             # A padded drafter vocabulary has columns that the target lacks.
             logits = logits[:, : self._vocabulary]
         if self._row_seeds is None:
-            index = logits.argmax(dim=-1)
+            index = choose_tokens(logits)
         else:
             logits = self._pipeline.draft(logits)
             # The target's own noise makes the draft agree with its choice far more often; the

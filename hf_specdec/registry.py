@@ -46,7 +46,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-MTP_NETWORKS: dict[str, Callable[[Any], Any]] = {"mimo": MiMoMTP}
+MTP_NETWORKS: dict[str, type[Any]] = {MiMoConfig.model_type: MiMoMTP}
 """By model type: what makes a drafter network of a target that carries its own draft layers."""
 
 
@@ -54,8 +54,9 @@ def drafter_for(assistant_model: Any) -> Drafter | None:
     """The drafter that serves an ``assistant_model``, or ``None`` if it isn't one of ours."""
     if isinstance(assistant_model, Drafter):
         return assistant_model
-    if isinstance(assistant_model, MiMoMTP):
-        return MTPDrafter(assistant_model)
+    if isinstance(assistant_model, tuple(MTP_NETWORKS.values())):
+        network: Any = assistant_model
+        return MTPDrafter(network)
     config = getattr(assistant_model, "config", None)
     family = FAMILIES.get(getattr(config, "model_type", ""))
     return None if family is None else family.drafter_class(assistant_model)

@@ -112,7 +112,6 @@ class TargetRunner(ABC):
         # Any: generation methods are a mixin that PreTrainedModel doesn't declare.
         self.model: Any = model
         self._prompt = prompt
-        self._max_query_length = max_query_length
         self._max_length = max_length
         self._collect = {name: True for name, wanted in (collect or {}).items() if wanted}
         parameters = inspect.signature(model.forward).parameters
@@ -172,11 +171,12 @@ class TargetRunner(ABC):
             stop = min(start + size, end)
             output = self._run_prompt(model_kwargs, start, stop)
             start = stop
-            states.append(output.hidden_states if self._whole_prompt else None)
-        all_states = [s for s in states if s is not None]
+            states.append(
+                output.hidden_states if self._whole_prompt else output.hidden_states[:, -1:]
+            )
         return TargetOutput(
             output.logits[:, -1:],
-            torch.cat(all_states, dim=1) if all_states else output.hidden_states[:, -1:],
+            torch.cat(states, dim=1) if self._whole_prompt else states[-1],
             output.all_hidden_states,
             output.attentions,
         )

@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "target": {"attention", "cache", "prompt"},
     "lockstep": {"target", "prompt"},
     "outputs": {"target"},
-    "drafting": {"noise", "processors"},
+    "drafting": {"noise", "processors", "verification"},
     "verification": {"noise"},
     "drafters": {"modeling", "noise", "config", "metrics", "prompt", "cache"},
     "registry": {"modeling", "drafters"},

@@ -122,7 +122,8 @@ class MTPDrafter(Drafter):
                 state = self._run(state[:, None], drafts[-1][:, None])[:, 0]
                 self._advance(1)
             logits = self.network.logits(state)
-            index = logits.argmax(dim=-1) if pick is None else pick(k, logits, None)
+            # max: see `verification.choose_tokens`.
+            index = logits.max(dim=-1).indices if pick is None else pick(k, logits, None)
             drafts.append(index)
             if pick is not None and pick.done:
                 break

@@ -230,6 +230,20 @@ def test_rejected_drafts_cost_few_forwards(family, prompts, count_forwards):
     assert max(lengths[1:]) <= lockstep.MAX_PENDING + 2 * 4
 
 
+def test_a_cache_comes_back_unless_rows_have_left(prompts):
+    target, inputs = hybrid("bamba"), prompts(3)
+    texts = row_by_row(target, inputs, **GREEDY)
+    common = {**GREEDY, "return_dict_in_generate": True}
+    together = target.generate(**inputs, **common, assistant_model=ScriptedDrafter(texts))
+    assert together.cache.get_seq_length() == together.sequences.shape[1] - 1
+    eos = texts[0][6]
+    assert len({r.index(eos) if eos in r else NEW for r in texts}) > 1
+    apart = target.generate(
+        **inputs, **common, eos_token_id=eos, assistant_model=ScriptedDrafter(texts)
+    )
+    assert apart.cache is None
+
+
 class TestRefusals:
     def test_a_cache_with_several_rows(self, prompts):
         target = hybrid("bamba")

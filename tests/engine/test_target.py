@@ -1,5 +1,7 @@
 """What drafters are fed: the state after the final norm, at the right positions, per family."""
 
+import threading
+
 import pytest
 import torch
 from tiny_models import FAMILIES
@@ -42,3 +44,24 @@ def test_a_head_that_is_not_called_is_an_error(target, prompts, monkeypatch):
     monkeypatch.setattr(target, "get_output_embeddings", lambda: torch.nn.Linear(2, 2))
     with runner.capture(), pytest.raises(RuntimeError, match="get_output_embeddings"):
         runner.prefill({"attention_mask": inputs["attention_mask"]})
+
+
+@torch.no_grad()
+def test_states_of_another_threads_forward_are_not_taken(target, prompts):
+    inputs = prompts(1)
+    runner = RaggedTarget(
+        target, Prompt.plain(inputs["input_ids"], torch.zeros(1, dtype=torch.long)), 4, 50
+    )
+
+    def run_elsewhere(*_):
+        # Once, right after the runner's own forward has been picked up.
+        handle.remove()
+        other = threading.Thread(target=target, args=(torch.randint(3, 64, (5, 7)),))
+        other.start()
+        other.join()
+
+    with runner.capture():
+        handle = target.get_output_embeddings().register_forward_hook(run_elsewhere)
+        output = runner.prefill({"attention_mask": inputs["attention_mask"]})
+    expected = target(inputs["input_ids"], output_hidden_states=True).hidden_states[-1]
+    torch.testing.assert_close(output.hidden_states, expected[:, -1:], atol=1e-4, rtol=1e-4)
