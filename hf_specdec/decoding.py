@@ -141,7 +141,7 @@ class SpeculativeDecoder:
             model_kwargs: what ``generate`` prepared for the first forward.
             cache: where to put keys and values for the caller, if they are wanted.
         """
-        self._drafter.start(self._target.model, self._prompt)
+        self._drafter.start(self._target.model, self._prompt, self._draft_length.limit)
         with self._target.capture(self._drafter.feed, self._drafter.reads_prompt):
             self._prefill(model_kwargs)
             while self._host_rows:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -18,6 +19,8 @@ from transformers import (
 from hf_specdec.drafters import Drafter, MLPDrafter, MTPDrafter
 from hf_specdec.modeling.mimo import MiMoConfig, MiMoForCausalLM, MiMoModel, MiMoMTP
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
+from hf_specdec.modeling.mtp import FAMILIES as MTP_FAMILIES
+from hf_specdec.modeling.mtp import MTPModel, family_of, load_mtp
 
 
 @dataclass(frozen=True)
@@ -46,36 +49,56 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-MTP_NETWORKS: dict[str, type[Any]] = {MiMoConfig.model_type: MiMoMTP}
-"""By model type: what makes a drafter network of a target that carries its own draft layers."""
+_MTP_NETWORKS = (MiMoMTP, MTPModel)
+# Where a target keeps its MTP layers, once read. Not as an attribute of its own: a module in there
+# would become a part of the target.
+_LOADED = "_hf_specdec_mtp"
 
 
 def drafter_for(assistant_model: Any) -> Drafter | None:
     """The drafter that serves an ``assistant_model``, or ``None`` if it isn't one of ours."""
     if isinstance(assistant_model, Drafter):
         return assistant_model
-    if isinstance(assistant_model, tuple(MTP_NETWORKS.values())):
-        network: Any = assistant_model
-        return MTPDrafter(network)
+    if isinstance(assistant_model, _MTP_NETWORKS):
+        return MTPDrafter(assistant_model)
     config = getattr(assistant_model, "config", None)
     family = FAMILIES.get(getattr(config, "model_type", ""))
     return None if family is None else family.drafter_class(assistant_model)
 
 
-def mtp_network(target: Any) -> Any:
+def has_mtp(target: Any) -> bool:
+    """Whether the target is of a family whose MTP layers are known; its checkpoint isn't read."""
+    return isinstance(target, MiMoForCausalLM) or family_of(target.config) is not None
+
+
+def mtp_network(target: Any) -> MiMoMTP | MTPModel:
     """The MTP layers of a target as a drafter network.
+
+    They are read from the target's checkpoint once, then kept with the target, on its device and in
+    its dtype.
 
     Raises:
         ValueError: a target without MTP layers, or of a family that isn't known.
     """
-    make = MTP_NETWORKS.get(target.config.model_type)
-    if make is None:
+    if isinstance(target, MiMoForCausalLM):
+        return MiMoMTP(target)
+    if not has_mtp(target):
+        known = sorted({MiMoConfig.model_type, *MTP_FAMILIES})
         raise ValueError(
             f"method='mtp': the target {type(target).__name__} (model_type="
             f"{target.config.model_type!r}) has no MTP layers that hf_specdec knows. It knows "
-            f"those of {sorted(MTP_NETWORKS)}"
+            f"those of {known}"
         )
-    return make(target)
+    network: MTPModel | None = target.__dict__.get(_LOADED)
+    # A copy of the target brings the layers of the original along.
+    if network is None or network.target is not target:
+        network = target.__dict__[_LOADED] = load_mtp(target)
+    head = target.get_output_embeddings().weight
+    # The target may have moved since. Quantized heads say nothing of the dtype.
+    dtype = target.get_input_embeddings().weight.dtype
+    if network.device != head.device or network.dtype != dtype:
+        torch.nn.Module.to(network, device=head.device, dtype=dtype)
+    return network
 
 
 def register() -> None:

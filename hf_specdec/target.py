@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, get_layer_types_and_kwargs
 
 from hf_specdec.attention import grouped_attention
 from hf_specdec.cache import RaggedCache
+from hf_specdec.modeling.mtp import final_norm
 from hf_specdec.prompt import Prompt
 
 # Slots added to the prompt at first; caches for long generations grow by doubling from there.
@@ -69,21 +69,6 @@ def attention_layers(model: PreTrainedModel) -> tuple[list[int | None], list[str
             "assistant_model for this one."
         )
     return [layer_kwargs.get("sliding_window") for layer_kwargs in kwargs], types
-
-
-def final_norm(model: Any) -> nn.Module:
-    """The norm behind the target's last layer.
-
-    Raises:
-        ValueError: it isn't where transformers' decoders have it.
-    """
-    norm = getattr(model.get_decoder(), "norm", None)
-    if not isinstance(norm, nn.Module):
-        raise ValueError(
-            f"The target {type(model).__name__} has no module 'norm' in its decoder, so the states "
-            "that this drafter reads can't be picked up."
-        )
-    return norm
 
 
 class TargetRunner(ABC):

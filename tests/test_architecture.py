@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attention": set(),
     "prompt": set(),
     "schedule": set(),
-    "target": {"attention", "cache", "prompt"},
+    "target": {"attention", "cache", "modeling", "prompt"},
     "lockstep": {"target", "prompt"},
     "outputs": {"target"},
     "drafting": {"noise", "processors", "verification"},

@@ -187,7 +187,7 @@ class ScriptedDrafter(Drafter):
     def check(self, target) -> None:
         pass
 
-    def start(self, target, prompt=None) -> None:
+    def start(self, target, prompt=None, num_draft_tokens=None) -> None:
         self._rows = list(range(len(self._answers)))
         self._emitted = [0] * len(self._answers)
 

@@ -98,13 +98,19 @@ class Drafter(CandidateGenerator, ABC):
         """Raise ValueError if this drafter can't draft for ``target``; no heavy work."""
 
     @abstractmethod
-    def start(self, target: PreTrainedModel, prompt: Prompt | None = None) -> None:
+    def start(
+        self,
+        target: PreTrainedModel,
+        prompt: Prompt | None = None,
+        num_draft_tokens: int | None = None,
+    ) -> None:
         """Begin a call; nothing of an earlier one may remain.
 
         Args:
             target: the model to draft for.
             prompt: where the prompt's tokens stand; ``None`` in transformers' own loop, where
                 there is one row without padding.
+            num_draft_tokens: the most that `propose` will be asked for; ``None`` if not known.
         """
 
     @abstractmethod

@@ -73,7 +73,12 @@ class MLPDrafter(Drafter):
                 "with from_pretrained."
             )
 
-    def start(self, target: PreTrainedModel, prompt: Prompt | None = None) -> None:
+    def start(
+        self,
+        target: PreTrainedModel,
+        prompt: Prompt | None = None,
+        num_draft_tokens: int | None = None,
+    ) -> None:
         """Bind the target's embeddings if the speculator shares them."""
         self._hidden_states = None
         self._first_proposal = True

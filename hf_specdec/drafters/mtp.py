@@ -1,15 +1,22 @@
-"""Drafting with a target's own multi-token-prediction layers.
+"""Drafting with a target's own multi-token-prediction modules.
 
-An MTP layer attends to its own earlier entries, so it has a cache. Entry i pairs the target's state
-at position i with the token at position i + 1, and predicts the token at i + 2. The first pass of a
-proposal runs every token that the target has verified since the last one (the whole prompt at
-first), with the target's states; entries that drafting wrote, and those of rejected tokens, are
-overwritten. Every further pass appends one entry whose state is the layer's own output.
+A module attends to its own earlier entries, so it has a cache. Entry i of the first module pairs
+the target's state at position i with the token at i + 1, and predicts the token at i + 2; entry i
+of module j pairs the output of module j - 1 with the token at i + 1 + j. One *cycle* runs every
+module once over a span of entries and drafts one token with each. The span of the first cycle of a
+proposal is all that the target has verified since the last one (the whole prompt at first), with
+the target's states. If more tokens are wanted than there are modules, the outputs at the span's end
+stand for the states of the tokens just drafted, and another cycle runs over those.
+
+What drafting wrote, and entries of rejected tokens, is overwritten. The newest entries of later
+modules were made with drafted tokens: as many as there are later modules are run again with the
+next span (its *tail*), now with the tokens that were verified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -19,26 +26,42 @@ from hf_specdec.cache import RaggedCache
 from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep
 from hf_specdec.prompt import Prompt
 
-# Tokens of a prompt per pass: the mask of a pass has this many rows.
+# Entries of a prompt per pass: the mask of a pass has this many rows.
 _CHUNK = 512
-# More than anybody drafts; MTP layers can go on for as long as wished.
+# More than anybody drafts; MTP modules can go on for as long as wished.
 _MOST = 64
 
 
 class MTPNetwork(Protocol):
-    """What a family's MTP layers must offer; see `MiMoMTP`."""
+    """What a family's MTP modules must offer; see `MTPModel`."""
 
     @property
     def config(self) -> Any:
-        """Of the target."""
+        """With the target's sizes."""
 
     @property
     def n_predict(self) -> int:
-        """MTP layers."""
+        """Tokens a step drafts by default."""
+
+    @property
+    def num_modules(self) -> int:
+        """Modules that are run in turn."""
 
     @property
     def feed(self) -> Any:
         """``"pre_norm"`` or ``"post_norm"``."""
+
+    @property
+    def token_shift(self) -> int:
+        """Entry i is paired with the token at i + this; 1 is right."""
+
+    @property
+    def layer_types(self) -> Sequence[str]:
+        """The kind of attention of each decoder layer, in the order of the cache."""
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        """The window of each decoder layer, ``None`` without one."""
 
     def embed(self, token_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """``[B, N, d]``."""
@@ -48,17 +71,49 @@ class MTPNetwork(Protocol):
         hidden_states: torch.Tensor,
         inputs_embeds: torch.Tensor,
         position_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        masks: Mapping[str, torch.Tensor] | None = None,
         cache: Cache | None = None,
+        module: int = 0,
     ) -> torch.Tensor:
         """``[B, N, d]``."""
 
-    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def logits(self, states: torch.Tensor, module: int = 0) -> torch.Tensor:
         """``[.., V]``."""
 
 
+@dataclass
+class _Span:
+    """Consecutive entries of every row.
+
+    Attributes:
+        hidden: ``[n, N, d]``, the states at the entries.
+        ids: int64 ``[n, N + 1 + modules]``, the tokens at the entries and those that follow, as far
+            as they are known.
+        last: int64 ``[n]``, index of each row's last entry; what stands behind it doesn't count.
+        host_last: the same on the host.
+    """
+
+    hidden: torch.Tensor
+    ids: torch.Tensor
+    last: torch.Tensor
+    host_last: Sequence[int]
+
+    def tail(self, size: int) -> _Span:
+        """The last ``size`` entries, without the tokens that follow."""
+        last = torch.full_like(self.last, size - 1)
+        index = (self.last - size + 1)[:, None] + torch.arange(size, device=last.device)
+        hidden = self.hidden.gather(1, index[..., None].expand(-1, -1, self.hidden.shape[-1]))
+        return _Span(hidden, self.ids.gather(1, index), last, [size - 1] * len(self.host_last))
+
+    def rows(self, order: Sequence[int]) -> _Span:
+        """Row i becomes the present row ``order[i]``."""
+        index = torch.tensor(order, device=self.last.device)
+        host_last = [self.host_last[i] for i in order]
+        return _Span(self.hidden[index], self.ids[index], self.last[index], host_last)
+
+
 class MTPDrafter(Drafter):
-    """Drafts with the layers of an `MTPNetwork`.
+    """Drafts with the modules of an `MTPNetwork`.
 
     Args:
         network: made of the target itself.
@@ -68,9 +123,11 @@ class MTPDrafter(Drafter):
 
     def __init__(self, network: MTPNetwork):
         self.network = network
+        self._modules = network.num_modules
         self._cache: RaggedCache | None = None
         self._prompt: Prompt | None = None
         self._step: VerifiedStep | None = None
+        self._tail: _Span | None = None
 
     @property
     def feed(self) -> Feed:
@@ -79,12 +136,12 @@ class MTPDrafter(Drafter):
 
     @property
     def max_draft_tokens(self) -> int:
-        """No limit of the layers' own."""
+        """No limit of the modules' own."""
         return _MOST
 
     @property
     def default_draft_tokens(self) -> int:
-        """One token for each layer."""
+        """One token for each module."""
         return self.network.n_predict
 
     def check(self, target: PreTrainedModel) -> None:
@@ -95,16 +152,23 @@ class MTPDrafter(Drafter):
                 "the embedding and head of the target they were made of"
             )
 
-    def start(self, target: PreTrainedModel, prompt: Prompt | None = None) -> None:
+    def start(
+        self,
+        target: PreTrainedModel,
+        prompt: Prompt | None = None,
+        num_draft_tokens: int | None = None,
+    ) -> None:
         """See `Drafter.start`."""
         self._first_proposal = True
-        self._cache, self._step, self._prompt = None, None, prompt
+        self._cache, self._step, self._prompt, self._tail = None, None, prompt, None
+        # Modules that no proposal of this call reaches aren't run.
+        self._modules = min(self.network.num_modules, max(num_draft_tokens or _MOST, 1))
 
     def observe(self, step: VerifiedStep) -> None:
         """Keep a step until the token behind it is known."""
         if self._step is not None:
             # Nothing was drafted behind the last step; its entries are still needed.
-            self._run_step(step.input_ids[:, 0])
+            self._first_cycle(step.input_ids[:, 0], 0, None, [])
         if self._cache is None:
             self._cache = self._new_cache(step)
         self._step = step
@@ -113,27 +177,34 @@ class MTPDrafter(Drafter):
         self, token_ids: torch.Tensor, num_draft_tokens: int, pick: PickToken | None = None
     ) -> torch.Tensor:
         """See `Drafter.propose`."""
-        assert self._cache is not None, "observe() comes before propose()"
-        state = self._run_step(token_ids)
         drafts: list[torch.Tensor] = []
-        for k in range(num_draft_tokens):
-            if k:
-                # The layer's own output takes the place of the target's state.
-                state = self._run(state[:, None], drafts[-1][:, None])[:, 0]
-                self._advance(1)
-            logits = self.network.logits(state)
-            # max: see `verification.choose_tokens`.
-            index = logits.max(dim=-1).indices if pick is None else pick(k, logits, None)
-            drafts.append(index)
-            if pick is not None and pick.done:
-                break
-        self._advance(1 - len(drafts))
+        states = self._first_cycle(token_ids, num_draft_tokens, pick, drafts)
+        assert self._tail is not None
+        tail, newest, written = self._tail, token_ids, 0
+        while len(drafts) < num_draft_tokens and not (pick is not None and pick.done):
+            # The last cycle's outputs take the place of the target's states.
+            entries = torch.stack([newest, *drafts[written:]], dim=1)
+            count = entries.shape[1] - 1
+            last = tail.last + count
+            span = _Span(
+                torch.cat([tail.hidden, torch.stack(states, dim=1)], dim=1),
+                self._room(torch.cat([tail.ids, entries], dim=1)),
+                last,
+                [n + count for n in tail.host_last],
+            )
+            newest, written = drafts[-1], written + count
+            states = self._cycle(span, num_draft_tokens, pick, drafts)
+            self._advance(count)
+            tail = span.tail(tail.hidden.shape[1])
+        self._advance(-written)
         return torch.stack(drafts, dim=1)
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """See `Drafter.keep_rows`."""
         assert self._cache is not None
         self._cache.keep_rows(order)
+        if self._tail is not None:
+            self._tail = self._tail.rows(order)
         if self._step is not None:
             index = torch.tensor(order, device=self._step.input_ids.device)
             self._step = VerifiedStep(
@@ -157,45 +228,105 @@ class MTPDrafter(Drafter):
             if self._prompt.hidden is not None:
                 hidden = self._prompt.hidden[:, before:]
         return RaggedCache(
-            [None],
-            ["full_attention"],
+            self.network.layer_windows,
+            self.network.layer_types,
             padding,
-            max_query_length=_MOST + 1,
+            max_query_length=_CHUNK + _MOST,
             num_slots=length + _CHUNK,
             offsets=offsets,
             hidden=hidden,
         )
 
-    def _run_step(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The first pass: the verified tokens, of which ``token_ids`` ``[n]`` follows the last.
+    def _first_cycle(
+        self,
+        token_ids: torch.Tensor,
+        num_draft_tokens: int,
+        pick: PickToken | None,
+        drafts: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Run the verified tokens, behind whose last ``token_ids`` ``[n]`` stand; see `_cycle`."""
+        assert self._step is not None and self._cache is not None, "observe() comes first"
+        step, self._step = self._step, None
+        hidden, ids, last = step.hidden_states, step.input_ids, step.num_accepted
+        host_last = list(step.host_num_accepted)
+        if self._tail is not None and (size := self._tail.hidden.shape[1]):
+            hidden = torch.cat([self._tail.hidden.to(hidden), hidden], dim=1)
+            ids = torch.cat([self._tail.ids, ids], dim=1)
+            last, host_last = last + size, [n + size for n in host_last]
+        ids = self._room(torch.nn.functional.pad(ids, (0, 1)))
+        ids = ids.scatter(1, last[:, None] + 1, token_ids[:, None])
+        span = self._run_chunks(_Span(hidden, ids, last, host_last))
+        states = self._cycle(span, num_draft_tokens, pick, drafts)
+        size = min(self._modules - 1, min(span.host_last) + 1)
+        self._tail = span.tail(size)
+        self._cache.advance(span.last + 1 - size, [n + 1 - size for n in span.host_last])
+        return states
+
+    def _run_chunks(self, span: _Span) -> _Span:
+        """Run a long prompt but for its end, which is returned."""
+        length, start = span.hidden.shape[1], 0
+        while length - start > _CHUNK:
+            # Later modules read a few tokens beyond their entries.
+            hidden = span.hidden[:, start : start + _CHUNK]
+            ids = span.ids[:, start : start + _CHUNK + 1 + self._modules]
+            self._cycle(_Span(hidden, ids, span.last, span.host_last), 0, None, [])
+            self._advance(_CHUNK)
+            start += _CHUNK
+        if start == 0:
+            return span
+        # Its beginning belongs to the tail as well.
+        keep = min(self._modules - 1, start)
+        self._advance(-keep)
+        start -= keep
+        host_last = [n - start for n in span.host_last]
+        return _Span(span.hidden[:, start:], span.ids[:, start:], span.last - start, host_last)
+
+    def _cycle(
+        self,
+        span: _Span,
+        num_draft_tokens: int,
+        pick: PickToken | None,
+        drafts: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Run every module over a span, and append what they draft; the cache doesn't advance.
 
         Returns:
-            ``[n, d]``, the output at the last verified token.
+            The output ``[n, d]`` of each module that drafted, at the span's last entry.
         """
-        assert self._step is not None and self._cache is not None
-        step, self._step = self._step, None
-        following = torch.nn.functional.pad(step.input_ids[:, 1:], (0, 1))
-        following = following.scatter(1, step.num_accepted[:, None], token_ids[:, None])
-        length = following.shape[1]
-        for start in range(0, length, _CHUNK):
-            stop = min(start + _CHUNK, length)
-            output = self._run(step.hidden_states[:, start:stop], following[:, start:stop])
-            if stop < length:
-                self._advance(stop - start)
-        num_tokens = step.num_accepted + 1 - start
-        self._cache.advance(num_tokens, [n + 1 - start for n in step.host_num_accepted])
-        row = torch.arange(output.shape[0], device=output.device)
-        return output[row, num_tokens - 1]
-
-    def _run(self, hidden_states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """One pass over ``[n, N]`` tokens; they don't count before the cache advances."""
         assert self._cache is not None
-        position_ids = self._cache.begin(token_ids.shape[1])
-        embeds = self.network.embed(token_ids, position_ids)
-        visible = self._cache.attention_masks()["full_attention"]
-        mask = torch.zeros_like(visible, dtype=embeds.dtype)
-        mask.masked_fill_(~visible, torch.finfo(embeds.dtype).min)
-        return self.network(hidden_states, embeds, position_ids, mask, self._cache)
+        hidden, ids = span.hidden, span.ids
+        length = hidden.shape[1]
+        position_ids = self._cache.begin(length)
+        row = torch.arange(hidden.shape[0], device=span.last.device)
+        masks: dict[str, torch.Tensor] | None = None
+        states = []
+        for module in range(self._modules):
+            first = module + self.network.token_shift
+            embeds = self.network.embed(ids[:, first : first + length], position_ids)
+            if masks is None:
+                masks = self._masks(embeds.dtype)
+            hidden = self.network(hidden, embeds, position_ids, masks, self._cache, module)
+            if len(drafts) >= num_draft_tokens or (pick is not None and pick.done):
+                continue
+            state = hidden[row, span.last]
+            logits = self.network.logits(state, module)
+            # max: see `verification.choose_tokens`.
+            draft = logits.max(dim=-1).indices if pick is None else pick(len(drafts), logits, None)
+            states.append(state)
+            drafts.append(draft)
+            ids = ids.scatter(1, span.last[:, None] + 2 + module, draft[:, None])
+        return states
+
+    def _masks(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        assert self._cache is not None
+        return {
+            name: torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+            for name, mask in self._cache.attention_masks().items()
+        }
+
+    def _room(self, ids: torch.Tensor) -> torch.Tensor:
+        """Ids with a place for every token that a cycle drafts."""
+        return torch.nn.functional.pad(ids, (0, self._modules))
 
     def _advance(self, count: int) -> None:
         assert self._cache is not None

@@ -52,6 +52,7 @@ class MiMoMTPLayer(Qwen2DecoderLayer):
         attention_mask: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         cache: Cache | None = None,
+        hidden_first: bool = True,
         **kwargs: Any,
     ) -> Tensor:
         """Run the layer.
@@ -62,6 +63,7 @@ class MiMoMTPLayer(Qwen2DecoderLayer):
             attention_mask: as for transformers' decoder layers.
             position_embeddings: of the positions of ``hidden_states``.
             cache: of this layer alone.
+            hidden_first: the order in which the two are joined; the published one by default.
             kwargs: passed on to the decoder layer.
 
         Returns:
@@ -69,7 +71,8 @@ class MiMoMTPLayer(Qwen2DecoderLayer):
         """
         hidden = self.hidden_layernorm(hidden_states)
         token = self.token_layernorm(inputs_embeds)
-        joined = self.input_proj(torch.cat([hidden, token], dim=-1))
+        pair = [hidden, token] if hidden_first else [token, hidden]
+        joined = self.input_proj(torch.cat(pair, dim=-1))
         output = super().forward(
             joined,
             attention_mask=attention_mask,

@@ -74,7 +74,7 @@ def test_drafts_that_share_the_noise_agree_more_often(target, prompts):
     class KnowsTheTarget(ScriptedDrafter):
         shares_noise = True
 
-        def start(self, target, prompt=None):
+        def start(self, target, prompt=None, num_draft_tokens=None):
             super().start(target, prompt)
             self._ids = inputs["input_ids"]
 

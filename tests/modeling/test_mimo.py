@@ -82,10 +82,17 @@ def test_the_target(target, golden):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("feed", "masked"), SETTINGS)
-def test_first_pass_and_drafts(feed, masked, target, golden, monkeypatch):
+def test_first_pass_and_drafts(feed, masked, target, golden):
     target.config.mtp_feed, target.config.mtp_mask_position_0 = feed, masked
     key = f"{feed}_{'mask0' if masked else 'nomask0'}"
-    drafter = MTPDrafter(MiMoMTP(target))
+    outputs = []
+
+    class Records(MiMoMTP):
+        def __call__(self, *args, **kwargs):
+            outputs.append(super().__call__(*args, **kwargs))
+            return outputs[-1]
+
+    drafter = MTPDrafter(Records(target))
     assert drafter.feed == feed
     drafter.start(target)
     ids = golden["input_ids"]
@@ -100,13 +107,6 @@ def test_first_pass_and_drafts(feed, masked, target, golden, monkeypatch):
     drafter.observe(
         VerifiedStep(ids, golden[f"target_hidden_{feed}"], torch.tensor([last]), [last])
     )
-    outputs, run = [], drafter._run
-
-    def record(hidden_states, token_ids):
-        outputs.append(run(hidden_states, token_ids))
-        return outputs[-1]
-
-    monkeypatch.setattr(drafter, "_run", record)
     drafts = drafter.propose(golden["first_emitted_token"][:, 0], 3, pick)  # type: ignore[arg-type]
     assert torch.equal(drafts, golden[f"{key}/draft_tokens"])
     first_pass = logits(outputs[0])
