@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from hf_specdec.config import Method
 from hf_specdec.prompt import Prompt
 
 Feed = Literal["post_norm", "pre_norm"]
@@ -74,6 +75,9 @@ class Drafter(CandidateGenerator, ABC):
     requires_model_outputs = True
     # -1: of all hidden states transformers' own loop collects the last layer's alone.
     model_kwargs_overrides: ClassVar[dict[str, Any]] = {"output_hidden_states": -1}
+
+    method: ClassVar[Method | None] = None
+    """What a `SpeculativeConfig` calls this way of drafting; ``None`` for drafters of your own."""
 
     reads_prompt: ClassVar[bool] = False
     """Whether `observe` is shown the whole prompt, not its last position alone."""

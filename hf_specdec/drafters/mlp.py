@@ -7,11 +7,12 @@ predicts the tokens after that one (fms-extras; Wertheimer et al. 2024, arXiv 24
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.config import Method
 from hf_specdec.drafters.base import Drafter, PickToken, VerifiedStep
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
 from hf_specdec.prompt import Prompt
@@ -26,6 +27,8 @@ class MLPDrafter(Drafter):
     Args:
         model: the speculator, on the device of the target's output head.
     """
+
+    method: ClassVar[Method | None] = "mlp_speculator"
 
     def __init__(self, model: PreTrainedModel):
         if not isinstance(model, MLPSpeculatorPreTrainedModel):
