@@ -149,6 +149,7 @@ def _load(config: SpeculativeConfig, target: PreTrainedModel) -> PreTrainedModel
     with torch.device("meta"):
         drafter = family.drafter_class(family.model_class(drafter_config))
     _check_method(config, drafter)
+    drafter.check_config(target)
     _check_num_draft_tokens(config, drafter)
     device = target.get_output_embeddings().weight.device
     loaded = AutoModel.from_pretrained(name, revision=revision, dtype=target.dtype)

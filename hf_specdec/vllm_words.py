@@ -119,10 +119,10 @@ def check_fields(names: Iterable[str], ours: Iterable[str]) -> None:
     unknown = sorted(set(names) - set(ours))
     if not unknown:
         return
-    message = f"speculative_config has keys {unknown}; its fields are {ours}"
+    sentences = [f"speculative_config has keys {unknown}; its fields are {ours}."]
     for name in unknown:
         if name in FIELDS:
-            message += f". {name} is vLLM's: {FIELDS[name]}"
+            sentences.append(f"{name} is vLLM's: {FIELDS[name]}.")
         elif nearest := get_close_matches(name, ours, n=1):
-            message += f". Did you mean {nearest[0]!r} by {name!r}?"
-    raise ValueError(message)
+            sentences.append(f"Did you mean {nearest[0]!r} by {name!r}?")
+    raise ValueError(" ".join(sentences))

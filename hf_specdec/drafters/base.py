@@ -97,6 +97,9 @@ class Drafter(CandidateGenerator, ABC):
         """Tokens to propose where nobody asks for a number."""
         return self.max_draft_tokens
 
+    def check_config(self, target: PreTrainedModel) -> None:
+        """Raise ValueError if the configs alone say so; works before the weights are loaded."""
+
     @abstractmethod
     def check(self, target: PreTrainedModel) -> None:
         """Raise ValueError if this drafter can't draft for ``target``; no heavy work."""

@@ -43,8 +43,8 @@ class MLPDrafter(Drafter):
         """One token for each of the speculator's heads."""
         return self.model.config.n_predict
 
-    def check(self, target: PreTrainedModel) -> None:
-        """Raise ValueError unless width, vocabulary and device fit the target."""
+    def check_config(self, target: PreTrainedModel) -> None:
+        """Raise ValueError unless width and vocabulary fit the target."""
         config = self.model.config
         target_config = target.config.get_text_config()
         if config.emb_dim != target_config.hidden_size:
@@ -63,6 +63,10 @@ class MLPDrafter(Drafter):
                 f"padding (up to {_VOCABULARY_PADDING}). They have different tokenizers; use the "
                 "speculator that was trained for this target."
             )
+
+    def check(self, target: PreTrainedModel) -> None:
+        """Raise ValueError unless width, vocabulary and device fit the target."""
+        self.check_config(target)
         head_device = target.get_output_embeddings().weight.device
         device = self.model.device
         if device != head_device:

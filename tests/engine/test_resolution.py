@@ -155,6 +155,10 @@ class TestContradictions:
         refused(own, {"model": copy.deepcopy(own)}, "LlamaForCausalLM with model_type='llama'")
         refused(own, {"model": 7}, "model=<int> is a int, which")
 
+    def test_a_speculator_of_another_target(self, own, make_speculator, tmp_path, no_weights):
+        make_speculator(emb_dim=48).save_pretrained(tmp_path)
+        refused(own, {"model": str(tmp_path)}, "emb_dim=48.*hidden_size=32")
+
     def test_models_that_are_not_there(self, own, tmp_path, no_weights):
         refused(own, {"model": "no/such"}, "model='no/such' can't be read; it must be")
         config = {"model": "no/such", "revision": "v1"}
