@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
-
-from transformers import AutoModel
 
 from hf_specdec import compatibility
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.integration import ATTACHED, Attachment
-from hf_specdec.registry import drafter_for, mtp_network
+from hf_specdec.resolution import resolve
 
 
 def attach(target: Any, speculative_config: SpeculativeConfig | dict[str, Any] | str) -> Any:
@@ -20,11 +17,11 @@ def attach(target: Any, speculative_config: SpeculativeConfig | dict[str, Any] |
 
     Args:
         target: the model to speed up (a PreTrainedModel that generates).
-        speculative_config: for example ``{"method": "mlp_speculator", "model":
-            "ibm-ai-platform/llama3-8b-accelerator", "num_speculative_tokens": 3}``; ``model`` may
-            also be a loaded drafter. A Hub id or folder is loaded in the target's dtype, on its
-            device. ``{"method": "mtp", "num_speculative_tokens": 1}`` drafts with the target's own
-            MTP layers.
+        speculative_config: a dict, its JSON text or a `SpeculativeConfig`, for example
+            ``{"method": "mlp_speculator", "model": "ibm-ai-platform/llama3-8b-accelerator",
+            "num_speculative_tokens": 3}``; ``model`` may also be a loaded drafter. A Hub id or
+            folder is loaded in the target's dtype, on its device. ``{"method": "mtp"}``, or a
+            config without a model, drafts with the target's own MTP layers.
 
     Returns:
         ``target``, for chaining.
@@ -34,36 +31,10 @@ def attach(target: Any, speculative_config: SpeculativeConfig | dict[str, Any] |
     """
     config = SpeculativeConfig.from_value(speculative_config)
     compatibility.check_target(target)
-    assistant = config.model
-    if config.method == "mtp":
-        if assistant is not None and assistant is not target:
-            raise ValueError(
-                "method='mtp' drafts with the target's own layers, but speculative_config names a "
-                f"model ({assistant!r}). Leave model out, or drop the method."
-            )
-        assistant = mtp_network(target)
-    elif assistant is None:
-        raise ValueError(
-            "speculative_config has no model: name the drafter's Hub id or folder, or pass a "
-            "loaded drafter"
-        )
-    if isinstance(assistant, str):
-        device = target.get_output_embeddings().weight.device
-        assistant = AutoModel.from_pretrained(assistant, dtype=target.dtype).to(device)
-    drafter = drafter_for(assistant)
-    if drafter is None:
-        raise ValueError(
-            f"speculative_config.model={config.model!r} is a {type(assistant).__name__}, which "
-            "hf_specdec has no drafter for; pass it to generate(assistant_model=...) instead"
-        )
-    drafter.check(target)
-    if config.num_speculative_tokens is not None:
-        compatibility.check_num_draft_tokens(
-            config.num_speculative_tokens, drafter, "num_speculative_tokens"
-        )
+    resolution = resolve(config, target)
     detach(target)
     # Not as an attribute of its own: a module in there would become a part of the target.
-    target.__dict__[ATTACHED] = Attachment(assistant, replace(config, model=None))
+    target.__dict__[ATTACHED] = Attachment(resolution.assistant, resolution.config)
     return target
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+import os
+import warnings
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from hf_specdec import vllm_words
 from hf_specdec.schedule import BatchSizeSchedule, check_per_batch_size
 
 Method = Literal["mlp_speculator", "mtp"]
@@ -17,14 +20,17 @@ class SpeculativeConfig:
     """How to speculate; the fields are named as in vLLM's ``--speculative-config``.
 
     Attributes:
-        method: the way of drafting; found from the model if ``None``.
-        model: the drafter: Hub id, local folder, or a loaded model.
+        method: the way of drafting; found from the model if ``None``. vLLM's deprecated ``*_mtp``
+            names are read as ``"mtp"``.
+        model: the drafter: Hub id, local folder, or a loaded model. ``"mtp"`` needs none.
         num_speculative_tokens: K, tokens drafted a step; ``None`` leaves it to the checkpoint.
+        draft_tensor_parallel_size: 1 or the target's tensor-parallel size.
         num_speculative_tokens_per_batch_size: ``[[start, end, K], ...]``, upper limits of K by the
             number of rows that are still generating.
+        revision: of ``model``, where that is a Hub id.
         verification: ``"match"`` (default) emits exactly what the target alone would emit, also
             when sampling under a seed; ``"rejection"`` is the classical rule, equal in
-            distribution.
+            distribution. Not a field of vLLM's.
 
     Raises:
         ValueError: a field's value is not one of those that work.
@@ -33,43 +39,91 @@ class SpeculativeConfig:
     method: Method | None = None
     model: Any = None
     num_speculative_tokens: int | None = None
+    draft_tensor_parallel_size: int | None = None
     num_speculative_tokens_per_batch_size: BatchSizeSchedule | None = None
+    revision: str | None = None
     verification: Verification = "match"
 
     def __post_init__(self) -> None:
-        if self.method is not None and self.method not in get_args(Method):
-            raise ValueError(
-                f"method={self.method!r} is not known; choose from {list(get_args(Method))}"
+        if isinstance(self.method, str) and self.method in vllm_words.MTP_METHODS:
+            # A FutureWarning, which Python shows to users; a DeprecationWarning it would not.
+            warnings.warn(
+                f"method={self.method!r} is deprecated, here as in vLLM; use method='mtp'",
+                FutureWarning,
+                stacklevel=3,
             )
+            self.method = "mtp"
+        if self.method is not None:
+            vllm_words.check_method(self.method, get_args(Method))
+        self._check_model()
         check_verification(self.verification)
         if self.num_speculative_tokens_per_batch_size is not None:
             check_per_batch_size(self.num_speculative_tokens_per_batch_size)
-        k = self.num_speculative_tokens
-        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 0):
+        if not _is_integer(self.num_speculative_tokens, at_least=0):
             raise ValueError(
-                f"num_speculative_tokens={k!r} must be an integer of at least 0 "
-                "(0 decodes without drafts)"
+                f"num_speculative_tokens={self.num_speculative_tokens!r} must be an integer of at "
+                "least 0 (0 decodes without drafts)"
+            )
+        if not _is_integer(self.draft_tensor_parallel_size, at_least=1):
+            raise ValueError(
+                f"draft_tensor_parallel_size={self.draft_tensor_parallel_size!r} must be an "
+                "integer: 1, or the target's tensor-parallel size"
+            )
+
+    def _check_model(self) -> None:
+        """Raise ValueError for a model or revision that names nothing."""
+        if isinstance(self.model, os.PathLike):
+            self.model = os.fspath(self.model)
+        if isinstance(self.model, str):
+            if not self.model.strip():
+                raise ValueError(
+                    f"model={self.model!r} is empty: name a Hub id or a folder, or leave it out"
+                )
+            if self.model in ("ngram", "[ngram]"):
+                vllm_words.check_method(self.model, get_args(Method))
+        if self.revision is None:
+            return
+        if not isinstance(self.revision, str):
+            raise ValueError(
+                f"revision={self.revision!r} must be a string: a branch, tag or commit of model"
+            )
+        if not isinstance(self.model, str) or os.path.isdir(self.model):
+            what = "a folder" if isinstance(self.model, str) else "no Hub id"
+            raise ValueError(
+                f"revision={self.revision!r} chooses a version of a model on the Hub, but model "
+                f"is {what}. Leave revision out, or name a Hub id"
             )
 
     @classmethod
     def from_value(cls, value: SpeculativeConfig | dict[str, Any] | str) -> SpeculativeConfig:
         """Read a config from a dict or from JSON text, as vLLM's command line takes it.
 
+        Dashes in keys count as underscores. An object is checked again, as its fields may have
+        been set since it was made.
+
         Raises:
-            ValueError: not JSON, or a key that isn't a field.
+            ValueError: not JSON, a key that isn't a field, or a value that doesn't work.
         """
         if isinstance(value, cls):
-            return value
+            return replace(value)
         if isinstance(value, str):
             try:
                 value = json.loads(value)
             except json.JSONDecodeError as error:
                 raise ValueError(f"speculative_config={value!r} is not JSON: {error}") from None
-        known = [f.name for f in fields(cls)]
-        if not isinstance(value, dict) or (unknown := sorted(set(value) - set(known))):
-            what = f"keys {unknown}" if isinstance(value, dict) else type(value).__name__
-            raise ValueError(f"speculative_config has {what}; its fields are {known}")
-        return cls(**value)
+        if not isinstance(value, dict):
+            raise ValueError(
+                f"speculative_config is a {type(value).__name__}: it must be a dict, the JSON text "
+                "of one, or a SpeculativeConfig"
+            )
+        named = {str(key).replace("-", "_"): entry for key, entry in value.items()}
+        if len(named) < len(value):
+            raise ValueError(
+                f"speculative_config has keys {sorted(map(str, value))}, some of which differ in "
+                "dashes and underscores alone; give each field once"
+            )
+        vllm_words.check_fields(named, [f.name for f in fields(cls)])
+        return cls(**named)
 
 
 def check_verification(verification: object) -> None:
@@ -79,3 +133,10 @@ def check_verification(verification: object) -> None:
             f"verification={verification!r} is not known; "
             f"choose from {list(get_args(Verification))}"
         )
+
+
+def _is_integer(value: object, at_least: int) -> bool:
+    """Whether an optional field holds an integer or nothing; True and False are no integers."""
+    if value is None:
+        return True
+    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least

@@ -19,7 +19,7 @@ import transformers
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 
-from hf_specdec import call_options, compatibility
+from hf_specdec import call_options, compatibility, resolution
 from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import DecodingSettings, SpeculativeDecoder
 from hf_specdec.lockstep import LockstepTarget
@@ -125,6 +125,7 @@ def _validate_generation_mode(original: Callable[..., Any]) -> Callable[..., Any
         compatibility.check_generation_config(generation_config)
         drafter.check(self)
         options = generation_mode_kwargs[_OPTIONS]
+        resolution.check_call(options["speculative_config"], drafter, assistant, self)
         options["draft_length"] = call_options.draft_length(
             options, generation_config, drafter, assistant
         )

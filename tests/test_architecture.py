@@ -23,7 +23,8 @@ PACKAGE = "hf_specdec"
 MAY_IMPORT: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
-    "config": {"schedule"},
+    "config": {"schedule", "vllm_words"},
+    "vllm_words": set(),
     "noise": set(),
     "cache": {"cache_layers"},
     "cache_layers": set(),
@@ -71,8 +72,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "prompt",
         "schedule",
         "compatibility",
+        "resolution",
     },
-    "attach": {"integration", "compatibility", "config", "registry"},
+    "resolution": {"compatibility", "config", "drafters", "registry"},
+    "attach": {"integration", "compatibility", "config", "resolution"},
 }
 # These may import all units but the ones named.
 MAY_NOT_IMPORT: dict[str, set[str]] = {

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from hf_specdec.config import Method
 from hf_specdec.prompt import Prompt
 
 Feed = Literal["post_norm", "pre_norm"]
@@ -75,6 +76,9 @@ class Drafter(CandidateGenerator, ABC):
     # -1: of all hidden states transformers' own loop collects the last layer's alone.
     model_kwargs_overrides: ClassVar[dict[str, Any]] = {"output_hidden_states": -1}
 
+    method: ClassVar[Method | None] = None
+    """What a `SpeculativeConfig` calls this way of drafting; ``None`` for drafters of your own."""
+
     reads_prompt: ClassVar[bool] = False
     """Whether `observe` is shown the whole prompt, not its last position alone."""
 
@@ -92,6 +96,9 @@ class Drafter(CandidateGenerator, ABC):
     def default_draft_tokens(self) -> int:
         """Tokens to propose where nobody asks for a number."""
         return self.max_draft_tokens
+
+    def check_config(self, target: PreTrainedModel) -> None:
+        """Raise ValueError if the configs alone say so; works before the weights are loaded."""
 
     @abstractmethod
     def check(self, target: PreTrainedModel) -> None:

@@ -7,11 +7,12 @@ predicts the tokens after that one (fms-extras; Wertheimer et al. 2024, arXiv 24
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.config import Method
 from hf_specdec.drafters.base import Drafter, PickToken, VerifiedStep
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
 from hf_specdec.prompt import Prompt
@@ -27,6 +28,8 @@ class MLPDrafter(Drafter):
         model: the speculator, on the device of the target's output head.
     """
 
+    method: ClassVar[Method | None] = "mlp_speculator"
+
     def __init__(self, model: PreTrainedModel):
         if not isinstance(model, MLPSpeculatorPreTrainedModel):
             raise TypeError(f"MLPDrafter needs an MLP speculator, got {type(model).__name__}")
@@ -40,8 +43,8 @@ class MLPDrafter(Drafter):
         """One token for each of the speculator's heads."""
         return self.model.config.n_predict
 
-    def check(self, target: PreTrainedModel) -> None:
-        """Raise ValueError unless width, vocabulary and device fit the target."""
+    def check_config(self, target: PreTrainedModel) -> None:
+        """Raise ValueError unless width and vocabulary fit the target."""
         config = self.model.config
         target_config = target.config.get_text_config()
         if config.emb_dim != target_config.hidden_size:
@@ -60,6 +63,10 @@ class MLPDrafter(Drafter):
                 f"padding (up to {_VOCABULARY_PADDING}). They have different tokenizers; use the "
                 "speculator that was trained for this target."
             )
+
+    def check(self, target: PreTrainedModel) -> None:
+        """Raise ValueError unless width, vocabulary and device fit the target."""
+        self.check_config(target)
         head_device = target.get_output_embeddings().weight.device
         device = self.model.device
         if device != head_device:

@@ -23,6 +23,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from hf_specdec.cache import RaggedCache
+from hf_specdec.config import Method
 from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep
 from hf_specdec.prompt import Prompt
 
@@ -119,6 +120,7 @@ class MTPDrafter(Drafter):
         network: made of the target itself.
     """
 
+    method: ClassVar[Method | None] = "mtp"
     reads_prompt: ClassVar[bool] = True
 
     def __init__(self, network: MTPNetwork):
