@@ -24,7 +24,7 @@ from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import DecodingSettings, SpeculativeDecoder
 from hf_specdec.lockstep import LockstepTarget
 from hf_specdec.prompt import Prompt
-from hf_specdec.registry import FAMILIES, drafter_for
+from hf_specdec.registry import FAMILIES, drafter_for, has_mtp, mtp_network
 from hf_specdec.target import RaggedTarget, TargetRunner, attention_layers
 
 SUPPORTED_TRANSFORMERS = ">=5.24"
@@ -71,14 +71,19 @@ class Attachment:
 
 
 def _generate(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a target that `attach` gave an assistant use it."""
+    """Let a target use the assistant that `attach` gave it, or its own MTP layers if asked to."""
 
     @functools.wraps(original)
     def wrapper(self, *args, **kwargs):
-        attachment = self.__dict__.get(ATTACHED)
         # assistant_model is the seventh positional argument behind self.
         is_free = len(args) < 7 and kwargs.get("assistant_model") is None
-        if attachment is not None and is_free and _speculates(self, args, kwargs):
+        if not is_free or not _speculates(self, args, kwargs):
+            return original(self, *args, **kwargs)
+        attachment = self.__dict__.get(ATTACHED)
+        if has_mtp(self) and _asks_for_mtp(self, args, kwargs, attachment):
+            kwargs["assistant_model"] = mtp_network(self)
+            kwargs["use_mtp"] = False
+        elif attachment is not None:
             kwargs["assistant_model"] = attachment.assistant
             kwargs.setdefault("speculative_config", attachment.config)
         return original(self, *args, **kwargs)
@@ -86,10 +91,24 @@ def _generate(original: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _speculates(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call of a target with an attached assistant is one that the assistant can serve."""
+def _generation_config(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The config of a call of ``generate``, whose own arguments come before it."""
     config = args[1] if len(args) > 1 else kwargs.get("generation_config")
-    config = config or target.generation_config
+    return config or target.generation_config
+
+
+def _asks_for_mtp(
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], attachment: Attachment | None
+) -> bool:
+    """Whether a call says ``use_mtp``; what is attached comes before a config that says so."""
+    if "use_mtp" in kwargs or attachment is not None:
+        return bool(kwargs.get("use_mtp"))
+    return bool(getattr(_generation_config(target, args, kwargs), "use_mtp", False))
+
+
+def _speculates(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call is one that speculation can serve."""
+    config = _generation_config(target, args, kwargs)
     beams = kwargs.get("num_beams") or getattr(config, "num_beams", None) or 1
     return beams == 1 and kwargs.get("custom_generate") is None
 

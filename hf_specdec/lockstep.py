@@ -34,6 +34,7 @@ MAX_PENDING = 16
 
 MODEL_TYPES = frozenset(
     {
+        "bailing_hybrid",
         "bamba",
         "falcon_h1",
         "granitemoehybrid",
@@ -96,6 +97,9 @@ class LockstepTarget(TargetRunner):
 
     def _length(self) -> int:
         return self._num_tokens
+
+    def _set_offsets(self, offsets: torch.Tensor) -> None:
+        self._offsets = offsets
 
     def _begin_prompt(self, query_length: int) -> None:
         pass

@@ -49,6 +49,8 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+MTP_MODEL_TYPES = frozenset({MiMoConfig.model_type, *MTP_FAMILIES})
+"""Model types (of text configs) of the targets whose MTP layers are known."""
 _MTP_NETWORKS = (MiMoMTP, MTPModel)
 # Where a target keeps its MTP layers, once read. Not as an attribute of its own: a module in there
 # would become a part of the target.
@@ -83,11 +85,10 @@ def mtp_network(target: Any) -> MiMoMTP | MTPModel:
     if isinstance(target, MiMoForCausalLM):
         return MiMoMTP(target)
     if not has_mtp(target):
-        known = sorted({MiMoConfig.model_type, *MTP_FAMILIES})
         raise ValueError(
             f"method='mtp': the target {type(target).__name__} (model_type="
             f"{target.config.model_type!r}) has no MTP layers that hf_specdec knows. It knows "
-            f"those of {known}"
+            f"those of {sorted(MTP_MODEL_TYPES)}"
         )
     network: MTPModel | None = target.__dict__.get(_LOADED)
     # A copy of the target brings the layers of the original along.

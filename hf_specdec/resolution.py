@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedMode
 from hf_specdec import compatibility
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.drafters import Drafter
-from hf_specdec.registry import FAMILIES, MTP_NETWORKS, drafter_for, mtp_network
+from hf_specdec.registry import FAMILIES, MTP_MODEL_TYPES, drafter_for, mtp_network
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _no_drafter(config: SpeculativeConfig, what: str, model_type: str | None) ->
     """The error for a model that isn't a drafter."""
     known = f"{what} with model_type={model_type!r}" if model_type else what
     named = f"speculative_config.model={_shown(config.model)} is {known}"
-    if config.method == "mtp" or model_type in MTP_NETWORKS:
+    if config.method == "mtp" or model_type in MTP_MODEL_TYPES:
         return ValueError(
             f"method='mtp' drafts with the target's own layers, but {named} and not the target. "
             "Leave model out"

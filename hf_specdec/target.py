@@ -13,7 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -185,6 +185,9 @@ class TargetRunner(ABC):
         ids = prompt.input_ids[:, max(start - before, 0) : max(stop - before, 0)]
         self._begin_prompt(stop - start)
         inputs = self.model.prepare_inputs_for_generation(ids, is_first_iteration=True, **kwargs)
+        if "position_ids" in inputs and inputs["position_ids"] is None:
+            # The model takes slots for positions, padding included (Exaone 4.5).
+            self._set_offsets(torch.zeros_like(prompt.offsets))
         output = self._call(inputs)
         count = stop - start - (stop == prompt.num_slots)
         rows = prompt.num_rows
@@ -214,6 +217,10 @@ class TargetRunner(ABC):
     @abstractmethod
     def _length(self) -> int:
         """Tokens in the cache before the prompt is run."""
+
+    @abstractmethod
+    def _set_offsets(self, offsets: torch.Tensor) -> None:
+        """Slot minus position is ``offsets`` (int64 ``[B]``) in every row, not as in the prompt."""
 
     @abstractmethod
     def _begin_prompt(self, query_length: int) -> None:
@@ -298,6 +305,11 @@ class RaggedTarget(TargetRunner):
 
     def _length(self) -> int:
         return self.cache.host_length
+
+    def _set_offsets(self, offsets: torch.Tensor) -> None:
+        self._prompt = replace(self._prompt, offsets=offsets)
+        self.cache.offsets = offsets
+        self._last_positions = self._max_length - 1 - offsets
 
     def _begin_prompt(self, query_length: int) -> None:
         self.cache.begin(query_length, prompt=True)

@@ -257,7 +257,9 @@ class MTPDrafter(Drafter):
             last, host_last = last + size, [n + size for n in host_last]
         ids = self._room(torch.nn.functional.pad(ids, (0, 1)))
         ids = ids.scatter(1, last[:, None] + 1, token_ids[:, None])
-        span = self._run_chunks(_Span(hidden, ids, last, host_last))
+        span = _Span(hidden, ids, last, host_last)
+        if self._tail is None:
+            span = self._run_chunks(span)
         states = self._cycle(span, num_draft_tokens, pick, drafts)
         size = min(self._modules - 1, min(span.host_last) + 1)
         self._tail = span.tail(size)

@@ -16,6 +16,7 @@ from tiny_models import (
 )
 from transformers import (
     AutoModelForCausalLM,
+    BailingHybridConfig,
     BambaConfig,
     DynamicCache,
     FalconH1Config,
@@ -73,6 +74,12 @@ CONFIGS = {
         layers_block_type=["mamba", "attention", "mlp", "mamba"], chunk_size=8,
         # transformers clamps time steps at this in forwards over several tokens alone.
         time_step_min=1e-30, time_step_floor=1e-30,
+    ),
+    "bailing_hybrid": lambda: BailingHybridConfig(
+        **{**COMMON, "num_key_value_heads": 4}, num_hidden_layers=3, q_lora_rank=16,
+        kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=8, head_dim=8,
+        num_local_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1, topk_group=1,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
     ),
     "bamba": lambda: BambaConfig(
         **COMMON, **MAMBA, num_hidden_layers=3, attn_layer_indices=[1], mamba_expand=2,
@@ -274,5 +281,7 @@ class TestRefusals:
             num_experts_per_tok=1, mamba_d_state=8, mamba_dt_rank=4, use_mamba_kernels=False,
         )  # fmt: skip
         target = AutoModelForCausalLM.from_config(config)
-        with pytest.raises(ValueError, match="JambaForCausalLM.*only known to be right for bamba"):
+        with pytest.raises(
+            ValueError, match="JambaForCausalLM.*only known to be right for bailing_hybrid, bamba"
+        ):
             target.generate(**prompts(1), assistant_model=ScriptedDrafter([[0]]))

@@ -257,6 +257,7 @@ class TestAcceptance:
 
 
 class TestChoosingIt:
+    @pytest.mark.filterwarnings("ignore:num_speculative_tokens=2 is more than")
     def test_attach(self, prompts):
         target, inputs = random_target("pre_norm"), prompts(3)
         expected = row_by_row(target, inputs, **GREEDY)
