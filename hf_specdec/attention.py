@@ -92,7 +92,7 @@ def grouped_attention(model: Any) -> Iterator[None]:
     """
     with _lock:
         users = _users.get(model, 0)
-        applies = users > 0 or model.config.get_text_config()._attn_implementation == "sdpa"
+        applies = users > 0 or _can_switch(model)
         if applies:
             _users[model] = users + 1
             if users == 0:
@@ -105,6 +105,13 @@ def grouped_attention(model: Any) -> Iterator[None]:
                 _users[model] -= 1
                 if _users[model] == 0:
                     _switch(model, NAME, "sdpa")
+
+
+def _can_switch(model: Any) -> bool:
+    config = model.config.get_text_config()
+    # Layers with an indexer look at the name, and would attend to everything under another.
+    indexed = "indexed_attention" in (getattr(config, "layer_types", None) or ())
+    return config._attn_implementation == "sdpa" and not indexed
 
 
 def _switch(model: Any, old: str, new: str) -> None:

@@ -25,7 +25,12 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache
 
-from hf_specdec.cache_layers import RaggedLayer, RaggedSlidingLayer, Write
+from hf_specdec.cache_layers import (
+    RaggedIndexedLayer,
+    RaggedLayer,
+    RaggedSlidingLayer,
+    Write,
+)
 
 
 class RaggedCache(Cache):
@@ -69,10 +74,15 @@ class RaggedCache(Cache):
         self._windows = dict(zip(layer_types, layer_windows, strict=True))
         self.current_write: Write
         self.ragged_layers = [
-            RaggedLayer(self) if window is None else RaggedSlidingLayer(self, window)
-            for window in layer_windows
+            self._new_layer(window, layer_type)
+            for window, layer_type in zip(layer_windows, layer_types, strict=True)
         ]
         super().__init__(layers=list(self.ragged_layers))
+
+    def _new_layer(self, window: int | None, layer_type: str) -> RaggedLayer:
+        if layer_type == "indexed_attention":
+            return RaggedIndexedLayer(self)
+        return RaggedLayer(self) if window is None else RaggedSlidingLayer(self, window)
 
     @property
     def host_length(self) -> int:

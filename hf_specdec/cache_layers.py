@@ -65,6 +65,10 @@ class RaggedLayer(CacheLayerMixin):
     def _num_slots(self) -> int:
         return self._owner.num_slots
 
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """What is allocated so far, by attribute."""
+        return {"keys": self.keys, "values": self.values} if self.is_initialized else {}
+
     def _allocate(self, states: torch.Tensor) -> torch.Tensor:
         # Zeros, not empty memory: a masked NaN would still poison the weighted sum of the values.
         batch, heads, _, dim = states.shape
@@ -72,13 +76,11 @@ class RaggedLayer(CacheLayerMixin):
 
     def grow(self) -> None:
         """Move to larger buffers once the owner has more slots than they hold."""
-        if not self.is_initialized or self.keys.shape[2] >= self._num_slots():
-            return
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = self._allocate(old)
-            new[:, :, : old.shape[2]] = old
-            setattr(self, name, new)
+        for name, old in self._buffers().items():
+            if old.shape[2] < self._num_slots():
+                new = self._allocate(old)
+                new[:, :, : old.shape[2]] = old
+                setattr(self, name, new)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
@@ -145,7 +147,7 @@ class RaggedLayer(CacheLayerMixin):
 
     def move_rows(self, targets: torch.Tensor, sources: torch.Tensor, swap: bool) -> None:
         """Copy whole rows onto others (int64 indices of equal length), or swap them."""
-        for buffer in (self.keys, self.values) if self.is_initialized else ():
+        for buffer in self._buffers().values():
             overwritten = buffer[targets] if swap else None
             buffer[targets] = buffer[sources]
             if overwritten is not None:
@@ -153,9 +155,55 @@ class RaggedLayer(CacheLayerMixin):
 
     def sort_rows(self, index: torch.Tensor, length: int) -> None:
         """Put rows in another order (int64 ``[B]``), as far as slots before ``length`` go."""
-        for buffer in (self.keys, self.values) if self.is_initialized else ():
+        for buffer in self._buffers().values():
             used = buffer[:, :, :length]
             used.copy_(used[index])
+
+
+class RaggedIndexedLayer(RaggedLayer):
+    """A layer whose attention is sparse: an indexer with keys of its own chooses what is read.
+
+    DeepSeek-V3.2 and GLM-5 (arXiv 2512.02556, section 2). The masks say what may be chosen.
+    """
+
+    def __init__(self, owner: Owner):
+        super().__init__(owner)
+        # [B, 1, slots, dim]: as keys with one head, so that everything is done as for keys.
+        self._index_buffer: torch.Tensor | None = None
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        buffers = super()._buffers()
+        if self._index_buffer is not None:
+            buffers["_index_buffer"] = self._index_buffer
+        return buffers
+
+    def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
+        """Write the indexer's keys of the forward under way.
+
+        Args:
+            states: ``[n, Q, dim]``.
+
+        Returns:
+            ``[n, end, dim]``, all of them so far.
+        """
+        states = states[:, None]
+        if self._index_buffer is None:
+            self._index_buffer = self._allocate(states)
+        write = self._owner.current_write
+        self._write(self._index_buffer, states, write)
+        if write.first:
+            return states[:, 0]
+        return self._index_buffer[: states.shape[0], 0, : write.end]
+
+    @property
+    def index_keys(self) -> torch.Tensor | None:
+        """``[B, slots, dim]`` of every row ever in the batch; ``None`` if the layer has none."""
+        return None if self._index_buffer is None else self._index_buffer[:, 0]
+
+    def load_index_keys(self, states: torch.Tensor) -> None:
+        """Copy the indexer's keys ``[B, length, dim]`` of the first slots from elsewhere."""
+        self._index_buffer = self._allocate(states[:, None])
+        self._index_buffer[:, 0, : states.shape[1]] = states
 
 
 class RaggedSlidingLayer(RaggedLayer):

@@ -22,11 +22,13 @@ from transformers.cache_utils import Cache, DynamicCache, get_layer_types_and_kw
 
 from hf_specdec.attention import grouped_attention
 from hf_specdec.cache import RaggedCache
+from hf_specdec.cache_layers import RaggedIndexedLayer
 from hf_specdec.modeling.mtp import final_norm
 from hf_specdec.prompt import Prompt
 
 # Slots added to the prompt at first; caches for long generations grow by doubling from there.
 _INITIAL_SLOTS = 512
+_LAYER_TYPES = ("full_attention", "sliding_attention", "indexed_attention")
 _PER_TOKEN = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
 
@@ -60,13 +62,13 @@ def attention_layers(model: PreTrainedModel) -> tuple[list[int | None], list[str
         ValueError: a layer keeps a state that has no place in a `RaggedCache`.
     """
     types, kwargs = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
-    unsupported = sorted(set(types) - {"full_attention", "sliding_attention"})
+    unsupported = sorted(set(types) - set(_LAYER_TYPES))
     if unsupported:
         raise ValueError(
             f"The target {type(model).__name__} has layers of type {', '.join(unsupported)}, whose "
             "state can't be rolled back after a rejected draft. Speculation works with targets "
-            "whose layers are full_attention or sliding_attention; call generate() without "
-            "assistant_model for this one."
+            f"whose layers are {', '.join(_LAYER_TYPES)}; call generate() without assistant_model "
+            "for this one."
         )
     return [layer_kwargs.get("sliding_window") for layer_kwargs in kwargs], types
 
@@ -302,6 +304,9 @@ class RaggedTarget(TargetRunner):
                 (layer.keys, layer.values) if layer.is_initialized else None for layer in layers
             ]
             self.cache.load(states, given.get_seq_length())
+            for own, layer in zip(self.cache.ragged_layers, layers, strict=True):
+                if isinstance(own, RaggedIndexedLayer) and layer.is_indexer_initialized:
+                    own.load_index_keys(layer.indexer_keys)
 
     def _length(self) -> int:
         return self.cache.host_length
@@ -362,6 +367,10 @@ class RaggedTarget(TargetRunner):
             layer.keys, layer.values = pair
             if hasattr(layer, "cumulative_length"):
                 layer.cumulative_length = length
+        for own, layer in zip(self.cache.ragged_layers, layers, strict=True):
+            if isinstance(own, RaggedIndexedLayer) and own.index_keys is not None:
+                layer.lazy_initialization_indexer(own.index_keys)
+                layer.indexer_keys = own.index_keys[:, :length]
         # A cache made without the model's config has none of these layers yet.
         cache.layers = empty.layers
         return cache

@@ -30,6 +30,10 @@ _MOE = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
     "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
+# Few enough that attention leaves most of a text out. Scores of exactly zero would be a tie, and
+# which of equals is chosen depends on how many keys there are: so many heads, and no id whose
+# embedding is zero.
+_INDEXER = {"index_topk": 5, "index_n_heads": 24, "index_head_dim": 8, "pad_token_id": None}
 _QWEN_MOE = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
@@ -172,6 +176,16 @@ FAMILIES: dict[str, Published] = {
     "deepseek_v3-two_modules": Published(
         "deepseek_v3", {**_MLA, **_MOE, "first_k_dense_replace": 1}, _LAYER + r"2\.", _deepseek(),
         modules=2,
+    ),
+    "deepseek_v32": Published(
+        "deepseek_v32", {**_MLA, **_MOE, **_INDEXER, "first_k_dense_replace": 1}, _LAYER + r"2\.",
+        _deepseek(),
+    ),
+    "glm_moe_dsa": Published(
+        "glm_moe_dsa",
+        {**_MLA, **_MOE, **_INDEXER, "first_k_dense_replace": 1,
+         "indexer_types": ["full", "shared", "full"]},
+        _LAYER + r"2\.", _deepseek(),
     ),
     "glm4_moe": Published(
         "glm4_moe", {**_MOE, "first_k_dense_replace": 1, "head_dim": 8}, _LAYER + r"2\.",

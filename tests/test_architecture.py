@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attention": set(),
     "prompt": set(),
     "schedule": set(),
-    "target": {"attention", "cache", "modeling", "prompt"},
+    "target": {"attention", "cache", "cache_layers", "modeling", "prompt"},
     "lockstep": {"target", "prompt"},
     "outputs": {"target"},
     "drafting": {"noise", "processors", "verification"},

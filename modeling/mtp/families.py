@@ -120,6 +120,12 @@ def _all_sparse(config: Any, n: int) -> dict[str, Any]:
     return {"mlp_layer_types": ["sparse"] * n}
 
 
+def _indexed(config: Any, n: int) -> dict[str, Any]:
+    # Every module chooses what it reads; none takes over the choice of the layer before it.
+    types = {"layer_types": ["indexed_attention"] * n, "indexer_types": ["full"] * n}
+    return {**types, **_all_sparse(config, n)}
+
+
 def _qwen3_next(config: Any, n: int) -> dict[str, Any]:
     return {**_full_attention(config, n), "mlp_only_layers": [], "decoder_sparse_step": 1}
 
@@ -179,6 +185,14 @@ _ROWS = (
         _APPENDED,
         _DEEPSEEK_NAMES,
         overrides=lambda config, n: {"first_k_dense_replace": 0},
+        switches=_MASKED,
+    ),
+    MTPFamily(
+        "deepseek_mtp",
+        ("deepseek_v32", "glm_moe_dsa"),
+        _APPENDED,
+        _DEEPSEEK_NAMES,
+        overrides=_indexed,
         switches=_MASKED,
     ),
     MTPFamily(

@@ -107,9 +107,10 @@ class MTPModel(PreTrainedModel):
     def layer_types(self) -> list[str]:
         """For each decoder layer, in order of its index in the cache, the kind of attention."""
         types = getattr(self.config, "layer_types", None)
-        count = self.n_predict * self._layers_per_module
-        return ["sliding_attention" if t == "sliding_attention" else "full_attention"
-                for t in (types or ["full_attention"] * count)]  # fmt: skip
+        if types is None:
+            types = ["full_attention"] * (self.n_predict * self._layers_per_module)
+        special = ("sliding_attention", "indexed_attention")
+        return [t if t in special else "full_attention" for t in types]
 
     @property
     def layer_windows(self) -> list[int | None]:
@@ -173,6 +174,9 @@ class MTPModel(PreTrainedModel):
                 cache=cache,
                 use_cache=cache is not None,
             )
+            if isinstance(states, tuple):
+                # Layers with an indexer hand on what it chose.
+                states = states[0]
         if self.family.final_norm and self.family.recycles == "normed":
             states = self.final_norm[part](states)
         return states

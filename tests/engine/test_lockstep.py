@@ -78,7 +78,8 @@ CONFIGS = {
     "bailing_hybrid": lambda: BailingHybridConfig(
         **{**COMMON, "num_key_value_heads": 4}, num_hidden_layers=3, q_lora_rank=16,
         kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=8, head_dim=8,
-        num_local_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1, topk_group=1,
+        num_local_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1,
+        topk_group=1,
         layer_types=["linear_attention", "full_attention", "linear_attention"],
     ),
     "bamba": lambda: BambaConfig(

@@ -16,7 +16,7 @@ from mtp_checkpoints import FAMILIES, HIDDEN, LAYERS
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import PAD, VOCAB_SIZE, new_tokens, row_by_row
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.modeling_layers import MtpModel
 
 import hf_specdec
@@ -284,6 +284,31 @@ def test_modules_in_turn_agree_with_transformers():
     ours_logits = plain_logits(target, ours, [*ids[0].tolist(), 7], [first, 0])
     for place in range(2):
         torch.testing.assert_close(ours_logits[place], expected[0, place], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa"])
+class TestIndexedAttention:
+    """Targets whose layers have an indexer with keys of its own."""
+
+    def test_a_cache_from_turn_to_turn(self, name):
+        target = target_of(name)
+        caches = [DynamicCache(config=target.config), DynamicCache(config=target.config)]
+        texts = [batch(3)["input_ids"][:, -4:]] * 2
+        for _ in range(3):
+            for i, extra in enumerate(({}, {"assistant_model": mtp_network(target)})):
+                ids = torch.cat([texts[i], texts[i][:, :3]], dim=1)
+                mask = torch.ones_like(ids)
+                texts[i] = target.generate(
+                    ids, attention_mask=mask, cache=caches[i], **GREEDY, **extra
+                )
+            assert texts[0].tolist() == texts[1].tolist()
+        layers: Any = [cache.layers[0] for cache in caches]
+        theirs, ours = layers
+        torch.testing.assert_close(ours.indexer_keys, theirs.indexer_keys, atol=1e-4, rtol=1e-4)
+
+    def test_rows_that_leave_and_buffers_that_grow(self, name, monkeypatch):
+        monkeypatch.setattr("hf_specdec.target._INITIAL_SLOTS", 2)
+        check_drafts(name, ends=5)
 
 
 class TestReadingOnce:
