@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import Cache
 
@@ -125,7 +124,6 @@ class MiMoMTP:
             hidden_first=self.switches.hidden_first,
         )
 
-    @torch.no_grad()
     def logits(self, hidden_states: Tensor, module: int = 0) -> Tensor:
         """Logits [.., V] of the target's head."""
         return self.target.lm_head(hidden_states)

@@ -124,7 +124,6 @@ class MTPModel(PreTrainedModel):
         other.switches = replace(self.switches, **changes)
         return other
 
-    @torch.no_grad()
     def embed(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Embeddings [B, N, d] of the tokens that follow the states at ``position_ids`` [B, N]."""
         embeds: Tensor = self.target.get_input_embeddings()(token_ids)
@@ -132,7 +131,6 @@ class MTPModel(PreTrainedModel):
             embeds = embeds.masked_fill((position_ids == 0)[..., None], 0.0)
         return embeds
 
-    @torch.no_grad()
     def forward(
         self,
         hidden_states: Tensor,
@@ -181,7 +179,6 @@ class MTPModel(PreTrainedModel):
             states = self.final_norm[part](states)
         return states
 
-    @torch.no_grad()
     def logits(self, states: Tensor, module: int = 0) -> Tensor:
         """Logits [.., V] of what a module returned."""
         if self.family.final_norm and self.family.recycles == "block":

@@ -2,11 +2,11 @@
 
 import functools
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from mtp_training import rate, text, train_together
 from tiny_models import EOS, PAD, VOCAB_SIZE, new_tokens, row_by_row
 from transformers import (
     DynamicCache,
@@ -91,12 +91,6 @@ class TestTheSameTokens:
         assert new_tokens(result, inputs, [len(r) for r in expected]) == expected
 
 
-def text() -> torch.Tensor:
-    """A text of 64 kinds of characters: the license, in lower case."""
-    raw = (Path(__file__).parents[2] / "LICENSE").read_bytes().lower()
-    return torch.tensor([b - 32 if 32 <= b < 96 else 3 + b % 60 for b in raw])
-
-
 @functools.cache
 def trained_target(feed: str) -> MiMoForCausalLM:
     """A small model trained for seconds, its MTP layer with it, to say the license."""
@@ -107,61 +101,8 @@ def trained_target(feed: str) -> MiMoForCausalLM:
             bos_token_id=None, eos_token_id=None, pad_token_id=None,
         )  # fmt: skip
         model = MiMoForCausalLM(config)
-        network = MiMoMTP(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-        data, length = text(), 64
-        states: list[torch.Tensor] = []
-        norm = model.model.norm
-        # Both sides of a norm whose weights are all alike would be worth the same to the layer.
-        norm.weight.data = torch.randn_like(norm.weight).mul_(1.2).exp_()
-        if feed == "pre_norm":
-            norm.register_forward_pre_hook(lambda _m, args: states.append(args[0]))
-        else:
-            norm.register_forward_hook(lambda _m, _args, out: states.append(out))
-        positions = torch.arange(length)[None]
-        steps = 220
-        for step in range(steps):
-            for group in optimizer.param_groups:
-                group["lr"] = 4e-3 * min(1.0, 2 * (1 - step / steps))
-            start = torch.randint(0, len(data) - length - 2, (24,))
-            ids = data[start[:, None] + torch.arange(length + 2)]
-            states.clear()
-            logits = model(ids[:, :length]).logits
-            embeds = network.embed(ids[:, 1 : length + 1], positions)
-            output = network(states[0], embeds, positions.expand(24, -1))
-            ahead = model.lm_head(output)
-            loss = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), ids[:, 1 : length + 1].flatten()
-            ) + torch.nn.functional.cross_entropy(ahead.flatten(0, 1), ids[:, 2:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        norm._forward_pre_hooks.clear()
-        norm._forward_hooks.clear()
+        train_together(model, MiMoMTP(model))
     return model.eval()
-
-
-def rate(target, drafter, k=1, **kwargs) -> list[float]:
-    """Acceptance per position over a ragged batch of passages."""
-    data = text()
-    rows = [data[s : s + n] for s, n in ((900, 40), (3000, 25), (5200, 33), (7000, 18))]
-    width = max(len(r) for r in rows)
-    ids = torch.full((len(rows), width), 1)
-    mask = torch.zeros_like(ids)
-    for row, passage in enumerate(rows):
-        ids[row, width - len(passage) :] = passage
-        mask[row, width - len(passage) :] = 1
-    common = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 60, "pad_token_id": 1}
-    output = target.generate(
-        ids,
-        **common,
-        assistant_model=drafter,
-        num_assistant_tokens=k,
-        return_dict_in_generate=True,
-        **kwargs,
-    )
-    assert output.sequences.tolist() == target.generate(ids, **common).tolist()
-    return output.speculation.per_position
 
 
 class ReadsTheStateBefore(MTPDrafter):
