@@ -75,6 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "resolution",
     },
     "resolution": {"compatibility", "config", "drafters", "registry"},
+    "doctor": {"drafters", "metrics", "registry"},
     "attach": {"integration", "compatibility", "config", "resolution"},
 }
 # These may import all units but the ones named.

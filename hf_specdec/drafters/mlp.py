@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.config import Method
-from hf_specdec.drafters.base import Drafter, PickToken, VerifiedStep
+from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
 from hf_specdec.prompt import Prompt
 
@@ -26,17 +26,24 @@ class MLPDrafter(Drafter):
 
     Args:
         model: the speculator, on the device of the target's output head.
+        feed: which state of the target it reads; published speculators read ``"post_norm"``.
     """
 
     method: ClassVar[Method | None] = "mlp_speculator"
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, feed: Feed = "post_norm"):
         if not isinstance(model, MLPSpeculatorPreTrainedModel):
             raise TypeError(f"MLPDrafter needs an MLP speculator, got {type(model).__name__}")
         self.model = model
         self._bound = model
         self._hidden_states: torch.Tensor | None = None
         self._num_target_ids = 0
+        self._feed = feed
+
+    @property
+    def feed(self) -> Feed:
+        """Which state of the target it reads."""
+        return self._feed
 
     @property
     def max_draft_tokens(self) -> int:

@@ -119,7 +119,9 @@ class MiMoMTP:
             hidden_states,
             inputs_embeds,
             attention_mask=(masks or {}).get("full_attention"),
-            position_embeddings=self.target.model.rotary_emb(hidden_states, position_ids),
+            position_embeddings=self.target.model.rotary_emb(
+                hidden_states, position_ids + self.switches.position_offset
+            ),
             cache=cache,
             hidden_first=self.switches.hidden_first,
         )

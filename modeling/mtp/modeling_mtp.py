@@ -160,6 +160,7 @@ class MTPModel(PreTrainedModel):
         hidden = self.hidden_norm[part](hidden_states.to(projection.weight))
         pair = [hidden, embedding] if self.switches.hidden_first else [embedding, hidden]
         states = projection(torch.cat(pair, dim=-1))
+        position_ids = position_ids + self.switches.position_offset
         first = module * self._layers_per_module
         blocks: Any = self.blocks[module]
         for i, block in enumerate(blocks, start=first):

@@ -20,9 +20,12 @@ class MTPSwitches:
         mask_position_0: zero the embedding that is paired with the state at position 0.
         token_shift: the token paired with the state at position i is the one at i + this; 1 is how
             every family is trained.
+        position_offset: added to the positions of the target's states. With rotary positions, which
+            are relative, it makes no difference; transformers counts one further than vLLM.
     """
 
     feed: Feed = "post_norm"
     hidden_first: bool = False
     mask_position_0: bool = False
     token_shift: int = 1
+    position_offset: int = 0
