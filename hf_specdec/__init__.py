@@ -19,7 +19,7 @@ from hf_specdec.drafters import Drafter
 from hf_specdec.integration import disable, enable
 from hf_specdec.metrics import SpeculationStats
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
-from hf_specdec.registry import register
+from hf_specdec.registry import mtp_network, register
 
 register()
 enable()
@@ -35,4 +35,5 @@ __all__ = [
     "detach",
     "disable",
     "enable",
+    "mtp_network",
 ]
