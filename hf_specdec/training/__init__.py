@@ -13,6 +13,8 @@ from hf_specdec.training.draft_vocabulary import choose_draft_token_ids, count_t
 from hf_specdec.training.evaluation import Acceptance, HeldOutPositions
 from hf_specdec.training.ground_truth import extract_ground_truth, tokenize_dataset
 from hf_specdec.training.initialization import initialize_from_target, new_speculator
+from hf_specdec.training.loop import TrainingResult
+from hf_specdec.training.mtp_trainer import MTPTrainer
 from hf_specdec.training.scripts import (
     ChatScripts,
     Forced,
@@ -23,7 +25,7 @@ from hf_specdec.training.scripts import (
 )
 from hf_specdec.training.self_generation import generate_corpus
 from hf_specdec.training.settings import StageSettings, TrainingSettings, preset
-from hf_specdec.training.trainer import Trainer, TrainingResult, save_speculator
+from hf_specdec.training.trainer import Trainer, save_speculator
 
 __all__ = [
     "Acceptance",
@@ -35,6 +37,7 @@ __all__ = [
     "Forced",
     "Free",
     "HeldOutPositions",
+    "MTPTrainer",
     "PromptScripts",
     "ScriptSource",
     "StageSettings",
