@@ -40,6 +40,10 @@ class MTPNetwork(Protocol):
     def feed(self) -> Any:
         """``"pre_norm"`` or ``"post_norm"``."""
 
+    @property
+    def draft_token_ids(self) -> torch.Tensor | None:
+        """Ids of the columns of `logits`, int64 ``[V']``; ``None`` means 0 .. V - 1."""
+
     def embed(self, token_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """``[B, N, d]``."""
 
@@ -54,7 +58,7 @@ class MTPNetwork(Protocol):
         """``[B, N, d]``."""
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """``[.., V]``."""
+        """``[.., V']``."""
 
 
 class MTPDrafter(Drafter):
@@ -116,6 +120,7 @@ class MTPDrafter(Drafter):
         assert self._cache is not None, "observe() comes before propose()"
         state = self._run_step(token_ids)
         drafts: list[torch.Tensor] = []
+        ids = self.network.draft_token_ids
         for k in range(num_draft_tokens):
             if k:
                 # The layer's own output takes the place of the target's state.
@@ -123,8 +128,8 @@ class MTPDrafter(Drafter):
                 self._advance(1)
             logits = self.network.logits(state)
             # max: see `verification.choose_tokens`.
-            index = logits.max(dim=-1).indices if pick is None else pick(k, logits, None)
-            drafts.append(index)
+            index = logits.max(dim=-1).indices if pick is None else pick(k, logits, ids)
+            drafts.append(index if ids is None else ids[index])
             if pick is not None and pick.done:
                 break
         self._advance(1 - len(drafts))

@@ -66,6 +66,7 @@ class HeldOutDocuments:
         layers = network.target.model.mtp_layers
         was_training = layers.training
         layers.eval()
+        ids = network.draft_token_ids
         right, total = torch.zeros(self.heads), 0
         for index, compared in self._batches(tokens_per_batch):
             ahead = index[..., None] + 1 + torch.arange(self.heads + 1)
@@ -81,7 +82,8 @@ class HeldOutDocuments:
             drafts = []
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 for state in passes:
-                    drafts.append(network.logits(state[compared.to(device)]).max(-1).indices.cpu())
+                    draft = network.logits(state[compared.to(device)]).max(-1).indices
+                    drafts.append((draft if ids is None else ids[draft]).cpu())
             matches = torch.stack(drafts, dim=1) == text[compared][:, 1:]
             right += matches.long().cumprod(1).sum(0)
             total += len(matches)

@@ -60,9 +60,9 @@ class WindowExamples:
     ) -> None:
         self._network = network
         self._windows = Windows(corpus, documents, heads, length)
-        self._table = network.target.lm_head.weight
+        self._table, ids = network.head_weight, network.draft_token_ids
         vocab_size = network.config.vocab_size
-        self._loss = DraftLoss(settings, corpus, documents, vocab_size, None, self._table.device)
+        self._loss = DraftLoss(settings, corpus, documents, vocab_size, ids, self._table.device)
 
     def __len__(self) -> int:
         return len(self._windows)

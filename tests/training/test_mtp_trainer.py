@@ -18,6 +18,7 @@ from hf_specdec.training import (
     generate_corpus,
     preset,
 )
+from hf_specdec.training.evaluation import comparable_positions
 from hf_specdec.training.mtp_evaluation import HeldOutDocuments
 
 SETTINGS = preset(
@@ -187,6 +188,16 @@ def test_the_engine_accepts_what_was_learned(target, tmp_path):
     )
     make_trainer(tmp_path / "out", corpus, settings, model, num_draft_tokens=1).train()
     assert rate() > 0.7
+
+
+def test_reduced_vocabulary_leaves_the_others_out(markov_corpus, tmp_path):
+    ids = [0, 2, 4, 5, 9, 11]
+    corpus = markov_corpus()
+    model = mimo(mtp_draft_token_ids=ids)
+    result = make_trainer(tmp_path, corpus, model=model, num_draft_tokens=1).train()
+    index, _ = comparable_positions(corpus, corpus.is_held_out(5), 1)
+    expressible = torch.isin(corpus.tokens[index + 2], torch.tensor(ids)).float().mean()
+    assert 0.8 * expressible < result.best.per_position[0] <= expressible
 
 
 def test_held_out_documents(markov_corpus):
