@@ -1,11 +1,15 @@
-"""Training an MLP speculator for any decoder-only target.
+"""Training a drafter for any decoder-only target: an MLP speculator, or an MTP layer.
 
     generate_corpus(target, ChatScripts(tokenizer), "corpus", 1_000_000, stop_ids=[...])
     model = new_speculator(target, Corpus("corpus"), inner_dim=1024, n_predict=4)
     Trainer(model, preset("small"), "drafter", self_generated=Corpus("corpus")).train()
 
+    model = mimo_from_llama(target)  # of hf_specdec.modeling.mimo
+    MTPTrainer(model, preset("small"), "out", self_generated=Corpus("corpus")).train()
+
 The target is run once, when a corpus is written (`generate_corpus`, `extract_ground_truth`);
-training reads hidden states from disk. ``examples/train_smollm2_drafter.py`` is a whole recipe.
+training reads hidden states from disk. ``examples/train_smollm2_drafter.py`` and
+``examples/train_smollm2_mtp.py`` are whole recipes.
 """
 
 from hf_specdec.training.corpus import Corpus, CorpusMetadata, CorpusWriter, Document

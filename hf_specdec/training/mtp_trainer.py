@@ -46,7 +46,7 @@ class WindowExamples:
         corpus: the data.
         documents: bool ``[num_documents]``, the documents to take.
         heads: n.
-        length: N, entries of a window.
+        window_length: N.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class WindowExamples:
         corpus: Corpus,
         documents: Tensor,
         heads: int,
-        length: int,
+        window_length: int,
     ) -> None:
         self._network = network
-        self._windows = Windows(corpus, documents, heads, length)
+        self._windows = Windows(corpus, documents, heads, window_length)
         self._table, ids = network.head_weight, network.draft_token_ids
         vocab_size = network.config.vocab_size
         self._loss = DraftLoss(settings, corpus, documents, vocab_size, ids, self._table.device)

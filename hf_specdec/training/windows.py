@@ -47,20 +47,28 @@ class Windows:
         corpus: the data.
         documents: bool ``[num_documents]``, the documents to take.
         heads: n.
-        length: N.
+        window_length: N.
 
     Attributes:
         index: int64 ``[W, N]``, positions in the corpus. Windows without a trained entry are left
             out.
+
+    Raises:
+        ValueError: the documents don't fill a window.
     """
 
-    def __init__(self, corpus: Corpus, documents: Tensor, heads: int, length: int) -> None:
+    def __init__(self, corpus: Corpus, documents: Tensor, heads: int, window_length: int) -> None:
         self.corpus = corpus
         self._positions = Positions(corpus, documents, heads)
         first = torch.searchsorted(corpus.document, torch.arange(corpus.num_documents))
         self._place = torch.arange(len(corpus)) - first[corpus.document]
         index = documents[corpus.document].nonzero()[:, 0]
-        index = index[: len(index) // length * length].view(-1, length)
+        if len(index) < window_length:
+            raise ValueError(
+                f"window_length={window_length} is more than the {len(index)} tokens of the "
+                "documents to train on; choose shorter windows or generate more documents"
+            )
+        index = index[: len(index) // window_length * window_length].view(-1, window_length)
         trained = torch.zeros(len(corpus), dtype=torch.bool)
         trained[self._positions.index] = True
         self.index = index[trained[index].any(1)]
