@@ -110,6 +110,17 @@ def test_only_the_layer_is_trained(markov_corpus, tmp_path):
     assert changed <= layer and layer - changed <= {"model.mtp_layers.0.self_attn.k_proj.bias"}
 
 
+def test_the_rest_may_be_in_lower_precision(markov_corpus, tmp_path):
+    model = mimo().bfloat16()
+    model.model.mtp_layers.float()
+    settings = replace(SETTINGS, precision="bf16", save_dtype="bfloat16")
+    result = make_trainer(tmp_path, markov_corpus(), settings, model).train()
+    assert result.best.per_position[0] > 0.85
+    assert model.lm_head.weight.dtype == torch.bfloat16
+    stored = load_file(tmp_path / "training" / "best_mtp_layers.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+
+
 def test_the_saved_layers_are_the_measured_ones(markov_corpus, tmp_path):
     trainer = make_trainer(tmp_path, markov_corpus())
     with pytest.raises(FileNotFoundError, match="call train"):
