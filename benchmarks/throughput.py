@@ -3,6 +3,7 @@
     python benchmarks/throughput.py                      # batch 1 and 8, K = 3
     python benchmarks/throughput.py --batch 1 --k 1 2 3 4 --repeats 3
     python benchmarks/throughput.py --batch 8 --schedule "[[1,3,3],[4,64,1]]"
+    python benchmarks/throughput.py --target smollm2-mtp --drafter mtp --k 1 2 3
 
 For every group of prompts plain ``generate`` and the same call with the drafter run one after the
 other, so that both see the same machine (statistics come from another call before); the table gives
@@ -31,6 +32,8 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 import hf_specdec
 from hf_specdec.cli.agreement import explain_difference
 from hf_specdec.cli.demo_pair import load_demo_pair
+from hf_specdec.drafters import MTPDrafter
+from hf_specdec.registry import mtp_network
 
 
 def load_pair(arguments, console):
@@ -43,7 +46,10 @@ def load_pair(arguments, console):
         target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=dtype).eval()
         tokenizer = AutoTokenizer.from_pretrained(arguments.target)
         drafter = None
-    if arguments.drafter is not None:
+    if arguments.drafter == "mtp":
+        # Of this class the clock can time the proposals.
+        drafter = MTPDrafter(mtp_network(target))
+    elif arguments.drafter is not None:
         drafter = AutoModel.from_pretrained(arguments.drafter, dtype=dtype).eval()
     if drafter is None:
         raise SystemExit("--drafter is needed together with --target")
@@ -205,7 +211,10 @@ def main():
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--target", help="Hub id or folder; by default the demo's target")
-    parser.add_argument("--drafter", help="Hub id or folder; by default the shipped drafter")
+    parser.add_argument(
+        "--drafter",
+        help="Hub id or folder, or mtp for the target's own MTP layers; by default the shipped one",
+    )
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     arguments = parser.parse_args()
     if arguments.threads:

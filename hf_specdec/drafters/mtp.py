@@ -64,6 +64,10 @@ class MTPNetwork(Protocol):
     def layer_windows(self) -> Sequence[int | None]:
         """The window of each decoder layer, ``None`` without one."""
 
+    @property
+    def draft_token_ids(self) -> torch.Tensor | None:
+        """Ids of the columns of `logits`, int64 ``[V']``; ``None`` means 0 .. V - 1."""
+
     def embed(self, token_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """``[B, N, d]``."""
 
@@ -79,7 +83,7 @@ class MTPNetwork(Protocol):
         """``[B, N, d]``."""
 
     def logits(self, states: torch.Tensor, module: int = 0) -> torch.Tensor:
-        """``[.., V]``."""
+        """``[.., V']``."""
 
 
 @dataclass
@@ -302,6 +306,7 @@ class MTPDrafter(Drafter):
         length = hidden.shape[1]
         position_ids = self._cache.begin(length)
         row = torch.arange(hidden.shape[0], device=span.last.device)
+        table = self.network.draft_token_ids
         masks: dict[str, torch.Tensor] | None = None
         states = []
         for module in range(self._modules):
@@ -315,7 +320,10 @@ class MTPDrafter(Drafter):
             state = hidden[row, span.last]
             logits = self.network.logits(state, module)
             # max: see `verification.choose_tokens`.
-            draft = logits.max(dim=-1).indices if pick is None else pick(len(drafts), logits, None)
+            column = (
+                logits.max(dim=-1).indices if pick is None else pick(len(drafts), logits, table)
+            )
+            draft = column if table is None else table[column]
             states.append(state)
             drafts.append(draft)
             ids = ids.scatter(1, span.last[:, None] + 2 + module, draft[:, None])

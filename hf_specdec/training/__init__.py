@@ -1,11 +1,15 @@
-"""Training an MLP speculator for any decoder-only target.
+"""Training a drafter for any decoder-only target: an MLP speculator, or an MTP layer.
 
     generate_corpus(target, ChatScripts(tokenizer), "corpus", 1_000_000, stop_ids=[...])
     model = new_speculator(target, Corpus("corpus"), inner_dim=1024, n_predict=4)
     Trainer(model, preset("small"), "drafter", self_generated=Corpus("corpus")).train()
 
+    model = mimo_from_llama(target)  # of hf_specdec.modeling.mimo
+    MTPTrainer(model, preset("small"), "out", self_generated=Corpus("corpus")).train()
+
 The target is run once, when a corpus is written (`generate_corpus`, `extract_ground_truth`);
-training reads hidden states from disk. ``examples/train_smollm2_drafter.py`` is a whole recipe.
+training reads hidden states from disk. ``examples/train_smollm2_drafter.py`` and
+``examples/train_smollm2_mtp.py`` are whole recipes.
 """
 
 from hf_specdec.training.corpus import Corpus, CorpusMetadata, CorpusWriter, Document
@@ -13,6 +17,8 @@ from hf_specdec.training.draft_vocabulary import choose_draft_token_ids, count_t
 from hf_specdec.training.evaluation import Acceptance, HeldOutPositions
 from hf_specdec.training.ground_truth import extract_ground_truth, tokenize_dataset
 from hf_specdec.training.initialization import initialize_from_target, new_speculator
+from hf_specdec.training.loop import TrainingResult
+from hf_specdec.training.mtp_trainer import MTPTrainer
 from hf_specdec.training.scripts import (
     ChatScripts,
     Forced,
@@ -23,7 +29,7 @@ from hf_specdec.training.scripts import (
 )
 from hf_specdec.training.self_generation import generate_corpus
 from hf_specdec.training.settings import StageSettings, TrainingSettings, preset
-from hf_specdec.training.trainer import Trainer, TrainingResult, save_speculator
+from hf_specdec.training.trainer import Trainer, save_speculator
 
 __all__ = [
     "Acceptance",
@@ -35,6 +41,7 @@ __all__ = [
     "Forced",
     "Free",
     "HeldOutPositions",
+    "MTPTrainer",
     "PromptScripts",
     "ScriptSource",
     "StageSettings",

@@ -66,22 +66,7 @@ class HeldOutPositions:
     ) -> None:
         self.corpus = corpus
         self.heads = heads
-        follows = is_target_choice(corpus)
-        greedy = documents & is_greedy_document(corpus, follows)
-        self.greedy_text = bool(greedy.any())
-        chosen = greedy if self.greedy_text else documents
-        index = torch.arange(max(len(corpus) - heads - 1, 0))
-        index = index[chosen[corpus.document[index]]]
-        drafted = index[:, None] + 2 + torch.arange(heads)
-        usable = (corpus.document[drafted] == corpus.document[index][:, None]).all(1)
-        usable &= (corpus.flag[drafted] & follows[drafted]).all(1)
-        index = index[usable]
-        if not len(index):
-            raise ValueError(
-                f"the {int(documents.sum())} held-out documents have no "
-                f"position followed by {heads} tokens that the target would choose; generate "
-                "more or longer documents, some of them greedily"
-            )
+        index, self.greedy_text = comparable_positions(corpus, documents, heads)
         generator = torch.Generator().manual_seed(seed)
         self.index = index[torch.randperm(len(index), generator=generator)[:most]]
 
@@ -109,6 +94,39 @@ class HeldOutPositions:
             right += (drafts == text).long().cumprod(1).sum(0)
         model.train(was_training)
         return Acceptance((right / len(self.index)).tolist(), len(self.index))
+
+
+def comparable_positions(corpus: Corpus, documents: Tensor, heads: int) -> tuple[Tensor, bool]:
+    """Positions followed by ``heads`` tokens that the target would choose; see the module.
+
+    Args:
+        corpus: the data.
+        documents: bool ``[num_documents]``, the documents to look in.
+        heads: n.
+
+    Returns:
+        int64 ``[N]``, ascending, and whether all are in documents generated greedily.
+
+    Raises:
+        ValueError: there is none.
+    """
+    follows = is_target_choice(corpus)
+    greedy = documents & is_greedy_document(corpus, follows)
+    greedy_text = bool(greedy.any())
+    chosen = greedy if greedy_text else documents
+    index = torch.arange(max(len(corpus) - heads - 1, 0))
+    index = index[chosen[corpus.document[index]]]
+    drafted = index[:, None] + 2 + torch.arange(heads)
+    usable = (corpus.document[drafted] == corpus.document[index][:, None]).all(1)
+    usable &= (corpus.flag[drafted] & follows[drafted]).all(1)
+    index = index[usable]
+    if not len(index):
+        raise ValueError(
+            f"the {int(documents.sum())} held-out documents have no "
+            f"position followed by {heads} tokens that the target would choose; generate "
+            "more or longer documents, some of them greedily"
+        )
+    return index, greedy_text
 
 
 def is_target_choice(corpus: Corpus) -> Tensor:

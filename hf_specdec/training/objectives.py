@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
@@ -68,6 +69,29 @@ class _SoftCrossEntropy(torch.autograd.Function):
         return grad.to(logits.dtype), None, None
 
 
+class _LogSumExp(torch.autograd.Function):
+    """``logsumexp(logits - correction)`` without some entries, in as few passes as it takes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, correction: Tensor, rows: Tensor, columns: Tensor
+    ) -> Tensor:
+        """Of ``[B, M]`` float32 ``[B]``; entries (rows[i], columns[i]) are left out."""
+        exact = logits.float() - correction
+        exact[rows, columns] = -torch.inf
+        result = exact.logsumexp(-1)
+        ctx.save_for_backward(logits, correction, rows, columns, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        """The softmax of what was summed, for each row times its own gradient."""
+        logits, correction, rows, columns, result = ctx.saved_tensors
+        grad = (logits.float() - correction).sub_(result[:, None]).exp_()
+        grad[rows, columns] = 0
+        return grad.mul_(grads[0][:, None]).to(logits.dtype), None, None, None
+
+
 def target_weights(logprobs: Tensor, covered: Tensor) -> Tensor:
     """Weights of the targets a head can express: their probabilities, scaled to sum to 1.
 
@@ -103,6 +127,10 @@ class OutputLayer:
         if network.target_tables is None:
             raise RuntimeError("call bind_target(...) before training a speculator that shares")
         return cls(network.head_proj[index](state), network.target_tables.head)
+
+    def logits(self) -> Tensor:
+        """``[B, Vd]``."""
+        return F.linear(self.features, self.table.to(self.features.dtype))
 
 
 class SampledSoftmax:
@@ -153,18 +181,19 @@ class SampledSoftmax:
         """
         rows = layer.table[columns].to(layer.features.dtype)
         at_targets = torch.einsum("bd,bkd->bk", layer.features, rows).float()
-        negatives = (layer.features @ layer.table[drawn].to(layer.features.dtype).T).float()
-        correction = negatives.new_zeros(len(drawn))
+        negatives = layer.features @ layer.table[drawn].to(layer.features.dtype).T
+        correction = rows.new_zeros(len(drawn), dtype=torch.float32)
         correction[len(self._always) :] = self._log_inclusion
-        negatives = negatives - correction
         is_target = weights > 0
         # A target among the negatives would be counted twice.
-        position = torch.full((self._vocab_size,), len(drawn), device=drawn.device)
+        position = torch.full((self._vocab_size,), -1, device=drawn.device)
         position[drawn] = torch.arange(len(drawn), device=drawn.device)
-        hit = torch.zeros((len(columns), len(drawn) + 1), dtype=torch.bool, device=negatives.device)
-        where = torch.where(is_target, position[columns], len(drawn))
-        hit.scatter_(1, where, True)
-        negatives = negatives.masked_fill(hit[:, :-1], -torch.inf)
-        counted = at_targets.masked_fill(~is_target, -torch.inf)
-        log_partition = torch.cat([negatives, counted], dim=1).logsumexp(-1, keepdim=True)
+        where = position[columns]
+        twice = is_target & (where >= 0)
+        left_out = twice.nonzero()[:, 0], where[twice]
+        others = _LogSumExp.apply(negatives, correction, *left_out)
+        # Not -inf: where there is no target at all, its gradient would be nan.
+        absent = torch.finfo(at_targets.dtype).min
+        counted = at_targets.masked_fill(~is_target, absent).logsumexp(-1)
+        log_partition = torch.logaddexp(others, counted)[:, None]
         return (weights * (log_partition - at_targets)).sum(-1)

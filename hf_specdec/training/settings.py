@@ -22,8 +22,8 @@ class StageSettings:
 
     Attributes:
         steps: optimiser steps; ``None`` derives them from ``epochs``.
-        epochs: passes over the stage's positions, used without ``steps``.
-        batch_size: positions per step.
+        epochs: passes over the examples, used without ``steps``.
+        batch_size: examples per step: positions of an MLP speculator, windows of an MTP layer.
         peak, final: learning rates after the warm-up and at the end, relative to the run's.
         warmup_share: warm-up as a share of the steps, but at most ``warmup_most`` steps.
         warmup_shape: how the rate rises.
@@ -50,11 +50,11 @@ class StageSettings:
         if self.warmup_shape not in ("linear", "parabolic"):
             raise ValueError(f"warmup_shape={self.warmup_shape!r} must be 'linear' or 'parabolic'")
 
-    def num_steps(self, num_positions: int) -> int:
-        """Optimiser steps over so many positions, at least one."""
+    def num_steps(self, num_examples: int) -> int:
+        """Optimiser steps over so many examples, at least one."""
         if self.steps is not None:
             return self.steps
-        return max(1, round(self.epochs * num_positions / self.batch_size))
+        return max(1, round(self.epochs * num_examples / self.batch_size))
 
     def warmup_steps(self, steps: int) -> int:
         """Steps of the warm-up of a stage of ``steps``."""

@@ -10,16 +10,40 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import Cache
 
 from hf_specdec.modeling.mtp import Feed, MTPSwitches
 
+from .configuration_mimo import check_draft_token_ids
 from .modeling_mimo import MiMoForCausalLM
 
 
+class _DraftRows:
+    """The rows [V', d] of a head for some ids, gathered once, and what they were taken from."""
+
+    def __init__(self, ids: list[int], head: Tensor) -> None:
+        self._ids, self._head, self._state = ids, head, _state(head)
+        self.token_ids = torch.tensor(ids, device=head.device)
+        self.weight = head.detach()[self.token_ids]
+
+    def are_of(self, ids: list[int], head: Tensor) -> bool:
+        """Whether they are of this head, which was neither moved nor written to since."""
+        return self._ids is ids and self._head is head and self._state == _state(head)
+
+
+def _state(tensor: Tensor) -> tuple[int, int]:
+    # Tensors made in inference mode count no writes.
+    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+
+
 class MiMoMTP:
-    """Shares everything with the target it is made of, and holds no weights of its own.
+    """Shares everything with the target it is made of.
+
+    The only weights it holds itself are a copy of the head's rows for ``mtp_draft_token_ids``, if
+    the config names any.
 
     Where a checkpoint has several MTP layers the first one makes every step, as in other runtimes;
     published checkpoints have one.
@@ -42,6 +66,7 @@ class MiMoMTP:
             )
         self.target = target
         self._changes: dict[str, Any] = {}
+        self._rows: _DraftRows | None = None
 
     @property
     def config(self) -> Any:
@@ -96,6 +121,18 @@ class MiMoMTP:
         """Which state of the target it reads."""
         return self.switches.feed
 
+    @property
+    def draft_token_ids(self) -> Tensor | None:
+        """Ids of the columns of `logits`, int64 [V'] ascending; ``None`` means all of them."""
+        rows = self._draft_rows()
+        return None if rows is None else rows.token_ids
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The output table of a draft: the head's, [V, d], or its rows for the draft ids."""
+        rows = self._draft_rows()
+        return self.target.lm_head.weight if rows is None else rows.weight
+
     def embed(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Embeddings [B, N, d] of the tokens that follow the states at ``position_ids`` [B, N]."""
         embeds: Tensor = self.target.model.embed_tokens(token_ids)
@@ -127,5 +164,17 @@ class MiMoMTP:
         )
 
     def logits(self, hidden_states: Tensor, module: int = 0) -> Tensor:
-        """Logits [.., V] of the target's head."""
-        return self.target.lm_head(hidden_states)
+        """Logits [.., V'] of the target's head, for the ids that can be drafted."""
+        rows = self._draft_rows()
+        if rows is None:
+            return self.target.lm_head(hidden_states)
+        return F.linear(hidden_states, rows.weight)
+
+    def _draft_rows(self) -> _DraftRows | None:
+        ids, weight = self.config.mtp_draft_token_ids, self.target.lm_head.weight
+        if ids is None:
+            return None
+        if self._rows is None or not self._rows.are_of(ids, weight):
+            check_draft_token_ids(ids, self.config.vocab_size)
+            self._rows = _DraftRows(ids, weight)
+        return self._rows

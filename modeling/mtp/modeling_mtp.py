@@ -99,6 +99,11 @@ class MTPModel(PreTrainedModel):
         return self.n_predict
 
     @property
+    def draft_token_ids(self) -> Tensor | None:
+        """Ids of the columns of `logits`; ``None``: all of the vocabulary."""
+        return None
+
+    @property
     def token_shift(self) -> int:
         """Entry i is paired with the token at i + this."""
         return self.switches.token_shift

@@ -125,3 +125,16 @@ def test_output_layer_is_the_heads_own(shared, reduced):
         model.bind_target(torch.randn(VOCAB, WIDTH), torch.randn(VOCAB, WIDTH))
     layer = OutputLayer.of(model, 1, state)
     torch.testing.assert_close(layer.features @ layer.table.T, model.head_logits(1, state))
+
+
+def test_a_position_without_targets_has_no_gradient(case):
+    features, table, columns, weights = case
+    weights[1] = 0
+    features.requires_grad_()
+    sampled = SampledSoftmax(VOCAB, 10, torch.arange(7))
+    drawn = sampled.draw(torch.Generator())
+    loss = sampled(OutputLayer(features, table), drawn, columns, weights)
+    assert loss[1].item() == 0
+    (grad,) = torch.autograd.grad(loss.sum(), features)
+    assert torch.isfinite(grad).all()
+    assert grad[1].abs().max() == 0 < grad[0].abs().max()

@@ -1,0 +1,344 @@
+"""The training loop that every kind of drafter shares.
+
+Stage 1 reads ground-truth text, stage 2 the target's own generations; both with AdamW and a
+learning rate that `settings` describes. Recipe: Wertheimer et al. 2024 (arXiv 2404.19124).
+
+What a step does depends only on the settings, the corpora and the step's number, so a run that is
+continued from a checkpoint ends with the weights of one that was never interrupted.
+
+Files in the output folder: under ``training/`` the log (one JSON object a line) and the newest
+checkpoint; the best weights so far as the subclass saves them.
+
+Boundary: order of steps, learning rate, checkpoints, log. What is trained, on what and how it is
+measured, is a subclass's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hf_specdec.training.corpus import Corpus
+from hf_specdec.training.evaluation import Acceptance
+from hf_specdec.training.positions import step_positions
+from hf_specdec.training.progress import progress_bar
+from hf_specdec.training.settings import StageSettings, TrainingSettings
+
+_CHECKPOINT = "checkpoint.pt"
+_LOG = "log.jsonl"
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a run ended.
+
+    Attributes:
+        best: acceptance of the saved weights on held-out documents.
+        best_step: the step after which it was measured.
+        steps: steps done, over all stages.
+        stopped_early: ``patience`` ran out.
+    """
+
+    best: Acceptance
+    best_step: int
+    steps: int
+    stopped_early: bool
+
+
+class Examples(Protocol):
+    """The training data of one stage, with its loss."""
+
+    def __len__(self) -> int:
+        """Examples of one pass."""
+
+    def losses(self, numbers: Tensor, generator: torch.Generator) -> Tensor:
+        """Mean loss at each draft position, float32 ``[n]``, with its graph.
+
+        Args:
+            numbers: int64 ``[B]``, the examples to run.
+            generator: on CPU, for whatever is drawn at random.
+        """
+
+
+class HeldOut(Protocol):
+    """Where acceptance is measured."""
+
+    @property
+    def greedy_text(self) -> bool:
+        """Whether all of it is text that the target generated greedily."""
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A stage with its data; ``first`` is the number of its first step in the run."""
+
+    name: str
+    settings: StageSettings
+    examples: Examples
+    first: int
+    steps: int
+
+
+class TrainingLoop(ABC):
+    """Trains ``trained`` in place. A subclass sets what its methods need before this constructor.
+
+    Args:
+        trained: float32 parameters, and nothing that is not to be trained.
+        settings: see `TrainingSettings`.
+        output_dir: see the module.
+        ground_truth: corpus of stage 1; ``None`` leaves the stage out.
+        self_generated: corpus of stage 2; ``None`` leaves the stage out.
+        progress: show a bar.
+
+    Raises:
+        ValueError: no corpus, one of another target, parameters that are not float32, or a
+            ``distill_top_k`` the corpus does not have.
+    """
+
+    held_out: HeldOut
+
+    def __init__(
+        self,
+        trained: nn.Module,
+        settings: TrainingSettings,
+        output_dir: str | Path,
+        ground_truth: Corpus | None,
+        self_generated: Corpus | None,
+        progress: bool,
+    ) -> None:
+        corpora = {"ground_truth": ground_truth, "self_generated": self_generated}
+        given = {name: corpus for name, corpus in corpora.items() if corpus is not None}
+        if not given:
+            raise ValueError("give a corpus: ground_truth, self_generated, or both")
+        self.settings = settings
+        self.output_dir = Path(output_dir)
+        for name, corpus in given.items():
+            self._check_corpus(name, corpus)
+            _check_top_k(name, corpus, settings)
+        parameter = next(trained.parameters())
+        if parameter.dtype != torch.float32:
+            raise ValueError(
+                f"model must be float32, got {parameter.dtype}; small updates vanish in lower "
+                "precision. Load it with dtype=torch.float32; settings.save_dtype decides how it "
+                "is saved"
+            )
+        self._trained = trained
+        self._device = parameter.device
+        self._progress = progress
+        self._stages: list[_Stage] = []
+        for name, corpus in given.items():
+            self._add_stage(name, corpus, getattr(settings, name))
+        # Drafts are for the target's own text, so that is what counts where there is any.
+        evaluated = given.get("self_generated", ground_truth)
+        assert evaluated is not None
+        self.held_out = self._hold_out(evaluated, evaluated.is_held_out(settings.held_out_every))
+        self._optimizer = torch.optim.AdamW(
+            trained.parameters(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        self._step = 0
+        self._best: Acceptance | None = None
+        self._best_step = 0
+        self._evaluations_since_best = 0
+
+    @abstractmethod
+    def _check_corpus(self, name: str, corpus: Corpus) -> None:
+        """Raise ValueError if a corpus is of another target."""
+
+    @abstractmethod
+    def _examples(self, corpus: Corpus, documents: Tensor) -> Examples:
+        """The examples of some documents, bool ``[num_documents]``."""
+
+    @abstractmethod
+    def _hold_out(self, corpus: Corpus, documents: Tensor) -> HeldOut:
+        """Where acceptance is measured, in these documents, bool ``[num_documents]``."""
+
+    @abstractmethod
+    def _measure(self) -> Acceptance:
+        """Acceptance on what is held out."""
+
+    @abstractmethod
+    def _save_best(self) -> None:
+        """Save the weights as they are now; they are the best so far."""
+
+    @abstractmethod
+    def _model_values(self) -> dict[str, Any]:
+        """What of the model must be the same for a run to be continued; fit for JSON."""
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of all stages."""
+        return sum(stage.steps for stage in self._stages)
+
+    def _add_stage(self, name: str, corpus: Corpus, settings: StageSettings) -> None:
+        examples = self._examples(corpus, ~corpus.is_held_out(self.settings.held_out_every))
+        if not len(examples):
+            raise ValueError(f"{name} has no flagged token to train on")
+        steps = settings.num_steps(len(examples))
+        self._stages.append(_Stage(name, settings, examples, self.total_steps, steps))
+
+    def train(
+        self, resume: bool = True, on_step: Callable[[int], None] | None = None
+    ) -> TrainingResult:
+        """Run to the end, or until ``patience`` runs out, and leave the best weights saved.
+
+        Args:
+            resume: continue from the output folder's checkpoint, if there is one; else start anew.
+            on_step: called with the number of steps done after each; an exception ends the run.
+
+        Raises:
+            ValueError: the checkpoint was made with other settings or data.
+            RuntimeError: the loss is not finite.
+        """
+        (self.output_dir / "training").mkdir(parents=True, exist_ok=True)
+        if resume and (self.output_dir / "training" / _CHECKPOINT).exists():
+            self._load_checkpoint()
+        else:
+            (self.output_dir / "training" / _LOG).unlink(missing_ok=True)
+        stopped_early = False
+        self._trained.train()
+        with progress_bar("Training", self.total_steps, self._step, self._progress) as advance:
+            for stage in self._stages:
+                order: dict[int, Tensor] = {}
+                while stage.first <= self._step < stage.first + stage.steps and not stopped_early:
+                    head_losses, grad_norm = self._train_step(stage, order)
+                    self._step += 1
+                    if self._is_due(self.settings.evaluate_every):
+                        stopped_early = self._evaluate(stage, head_losses, grad_norm)
+                    if self._is_due(self.settings.checkpoint_every):
+                        self._save_checkpoint()
+                    advance(1, self._status(head_losses))
+                    if on_step is not None:
+                        on_step(self._step)
+        if self._best is None:
+            raise RuntimeError("the run ended before its first evaluation")
+        return TrainingResult(self._best, self._best_step, self._step, stopped_early)
+
+    def _is_due(self, every: int) -> bool:
+        return self._step % every == 0 or self._step == self.total_steps
+
+    def _train_step(self, stage: _Stage, order: dict[int, Tensor]) -> tuple[Tensor, float]:
+        """One update; mean loss of each head, float32 ``[n]``, and the gradient's norm."""
+        settings, local = self.settings, self._step - stage.first
+        rate = settings.learning_rate * stage.settings.factor(local, stage.steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        numbers = step_positions(
+            order, local, stage.settings.batch_size, len(stage.examples), settings.seed
+        )
+        device = self._device
+        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + self._step)
+        with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+            head_losses = stage.examples.losses(numbers, generator)
+        weights = settings.head_decay ** torch.arange(len(head_losses), device=device)
+        loss = (weights * head_losses).sum()
+        if not torch.isfinite(loss):
+            raise RuntimeError(
+                f"the loss at step {self._step} is {loss.item()}; lower learning_rate="
+                f"{settings.learning_rate}, or look for non-finite hidden states in the corpus"
+            )
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self._trained.parameters(), settings.clip_norm)
+        self._optimizer.step()
+        return head_losses.detach(), float(norm)
+
+    def _evaluate(self, stage: _Stage, head_losses: Tensor, grad_norm: float) -> bool:
+        """Measure, log, keep the best; True if ``patience`` ran out."""
+        acceptance = self._measure()
+        best = self._best
+        if best is None or acceptance.mean_acceptance_length > best.mean_acceptance_length:
+            self._best, self._best_step, self._evaluations_since_best = acceptance, self._step, 0
+            self._save_best()
+        else:
+            self._evaluations_since_best += 1
+        self._log(
+            step=self._step,
+            stage=stage.name,
+            learning_rate=self._optimizer.param_groups[0]["lr"],
+            head_losses=[round(value, 5) for value in head_losses.tolist()],
+            grad_norm=round(grad_norm, 5),
+            acceptance=[round(rate, 5) for rate in acceptance.per_position],
+            mean_acceptance_length=round(acceptance.mean_acceptance_length, 5),
+            held_out_positions=acceptance.num_positions,
+            held_out_text_is_greedy=self.held_out.greedy_text,
+            best_step=self._best_step,
+        )
+        patience = self.settings.patience
+        return patience is not None and self._evaluations_since_best >= patience
+
+    def _status(self, head_losses: Tensor) -> str:
+        status = f"loss {float(head_losses.sum()):.3f}"
+        if self._best is not None:
+            status += f", acceptance length {self._best.mean_acceptance_length:.3f}"
+        return status
+
+    def _log(self, **values: Any) -> None:
+        with open(self.output_dir / "training" / _LOG, "a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """What must be the same for a run to be continued; JSON turns tuples into lists."""
+        stages = {stage.name: [len(stage.examples), stage.steps] for stage in self._stages}
+        values = {
+            "settings": asdict(self.settings),
+            "stages": stages,
+            "model": self._model_values(),
+        }
+        return json.loads(json.dumps(values))
+
+    def _save_checkpoint(self) -> None:
+        path = self.output_dir / "training" / _CHECKPOINT
+        partial = path.with_suffix(".tmp")
+        state = {
+            "fingerprint": self._fingerprint(),
+            "step": self._step,
+            "model": self._trained.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "best": None if self._best is None else asdict(self._best),
+            "best_step": self._best_step,
+            "evaluations_since_best": self._evaluations_since_best,
+        }
+        torch.save(state, partial)
+        os.replace(partial, path)
+
+    def _load_checkpoint(self) -> None:
+        path = self.output_dir / "training" / _CHECKPOINT
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        wanted, present = self._fingerprint(), state["fingerprint"]
+        if different := sorted(key for key in wanted if wanted[key] != present[key]):
+            raise ValueError(
+                f"{path} was made with other {', '.join(different)}; continue with the same, use "
+                "another output_dir, or call train(resume=False) to start anew"
+            )
+        self._trained.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._step = state["step"]
+        self._best = None if state["best"] is None else Acceptance(**state["best"])
+        self._best_step = state["best_step"]
+        self._evaluations_since_best = state["evaluations_since_best"]
+        # What was logged after the checkpoint will be done again.
+        log = self.output_dir / "training" / _LOG
+        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        kept = [line for line in lines if json.loads(line)["step"] <= self._step]
+        log.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+
+def _check_top_k(name: str, corpus: Corpus, settings: TrainingSettings) -> None:
+    top_k = corpus.metadata.top_k
+    if settings.objective == "distillation" and settings.distill_top_k > top_k:
+        raise ValueError(
+            f"distill_top_k={settings.distill_top_k}, but {name} keeps top_k={top_k} "
+            "tokens per position; lower it or generate the corpus again"
+        )
