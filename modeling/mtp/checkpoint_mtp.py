@@ -104,15 +104,21 @@ def _build(
         LoadStateDictConfig(weight_mapping=conversions, device_map={"": head.device}, dtype=dtype),
     )
     if report.missing_keys or report.mismatched_keys:
-        wrong = [f"{name} (missing)" for name in sorted(report.missing_keys)]
+        found = sorted(key for key, _ in weights.values())
+        layers = text_config.num_hidden_layers
+
+        def published(name: str) -> str:
+            return family.published(name, found[0], layers)
+
+        wrong = [f"{published(name)} (missing)" for name in sorted(report.missing_keys)]
         wrong += [
-            f"{name} (shape {tuple(a)}, needs {tuple(b)})"
+            f"{published(name)} (shape {tuple(a)}, needs {tuple(b)})"
             for name, a, b in sorted(report.mismatched_keys)
         ]
         raise ValueError(
             f"{source!r} declares {num_modules} MTP module(s) of {family.method}, but these "
             f"weights don't fit: {', '.join(wrong)}. Found: "
-            f"{', '.join(sorted(key for key, _ in weights.values()))}"
+            f"{', '.join(found)}"
         )
     if report.unexpected_keys:
         logger.warning(

@@ -77,6 +77,29 @@ class MTPFamily:
                 return None if name is None else match.expand(name) + rest[match.end() :]
         return rest
 
+    def published(self, name: str, key: str, num_hidden_layers: int) -> str:
+        """The key under which a checkpoint has what `MTPModel` calls ``name``; for messages.
+
+        Args:
+            name: in `MTPModel`.
+            key: another key of the checkpoint's MTP part, for what stands before the names.
+            num_hidden_layers: of the target.
+        """
+        rest = name
+        for pattern, ours in self.names:
+            match = ours and re.match(re.escape(ours).replace(r"\\1", r"(\d+)"), name)
+            if match:
+                head = re.sub(r"\(\?:[^)]*\)\?", "", pattern.removeprefix("^"))
+                head = re.sub(r"\(\?:([^|)]*)[^)]*\)", r"\1", head).replace(r"\.", ".")
+                rest = head.replace(r"(\d+)", match[1] if match.groups() else "0")
+                rest = rest.replace(r"\d+", "0") + name[match.end() :]
+                break
+        known = self.locate(key, num_hidden_layers)
+        if "<layer>" not in self.where:
+            return key.removesuffix(known or "") + rest
+        module, _, inner = rest.removeprefix("layers.").partition(".")
+        return f"{key.split('layers.')[0]}layers.{num_hidden_layers + int(module)}.{inner}"
+
     def declared_modules(self, *configs: Any) -> int | None:
         """How many modules the configs declare; ``None`` if they don't say."""
         for config in configs:
@@ -93,14 +116,23 @@ _APPENDED = _PREFIX + r"layers\.(?P<layer>\d+)\.(?P<rest>.+)$"
 _UNDER_MTP = _PREFIX + r"mtp\.(?P<rest>.+)$"
 
 _TARGETS_OWN = (r"^layers\.\d+\.(?:embed_tokens|shared_head\.head)\.", None)
-_DEEPSEEK_NAMES = (
-    _TARGETS_OWN,
-    (r"^layers\.(\d+)\.enorm\.", r"embedding_norm.\1."),
-    (r"^layers\.(\d+)\.hnorm\.", r"hidden_norm.\1."),
-    (r"^layers\.(\d+)\.eh_proj\.", r"projection.\1."),
-    (r"^layers\.(\d+)\.(?:shared_head\.norm|final_layernorm|post_norm)\.", r"final_norm.\1."),
-    (r"^layers\.(\d+)\.", r"blocks.\1.0."),
-)
+
+
+def _module_names(final_norm: str) -> tuple[tuple[str, str | None], ...]:
+    """Names of modules that are a decoder layer with norms and projection beside it."""
+    norms = rf"(?:{final_norm}|shared_head\.norm|final_layernorm|post_norm)"
+    return (
+        _TARGETS_OWN,
+        (r"^layers\.(\d+)\.enorm\.", r"embedding_norm.\1."),
+        (r"^layers\.(\d+)\.hnorm\.", r"hidden_norm.\1."),
+        (r"^layers\.(\d+)\.eh_proj\.", r"projection.\1."),
+        (rf"^layers\.(\d+)\.{norms}\.", r"final_norm.\1."),
+        (r"^layers\.(\d+)\.", r"blocks.\1.0."),
+    )
+
+
+_DEEPSEEK_NAMES = _module_names(r"shared_head\.norm")
+_FINAL_LAYERNORM_NAMES = _module_names("final_layernorm")
 _QWEN_NAMES = (
     (r"^pre_fc_norm_embedding\.", "embedding_norm.0."),
     (r"^pre_fc_norm_hidden\.", "hidden_norm.0."),
@@ -244,7 +276,7 @@ _ROWS = (
         _UNDER_MTP,
         (
             (r"^layers\.(\d+)\.pre_mlp_layernorm\.", r"blocks.\1.0.post_attention_layernorm."),
-            *_DEEPSEEK_NAMES,
+            *_FINAL_LAYERNORM_NAMES,
         ),
         overrides=_mimo_v2,
         note="all modules of the checkpoint in turn; vLLM uses the first alone",
@@ -312,7 +344,7 @@ _ROWS = (
         "hy_v3_mtp",
         ("hy_v3",),
         _APPENDED,
-        _DEEPSEEK_NAMES,
+        _FINAL_LAYERNORM_NAMES,
         overrides=_all_sparse,
         switches=_MASKED,
     ),
@@ -335,7 +367,7 @@ _ROWS = (
         "bailing_hybrid_mtp",
         ("bailing_hybrid",),
         _APPENDED,
-        _DEEPSEEK_NAMES,
+        _FINAL_LAYERNORM_NAMES,
         overrides=_bailing,
         switches=_MASKED,
     ),

@@ -5,6 +5,7 @@ import functools
 import json
 import logging
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -441,6 +442,22 @@ class TestUseMTP:
             make_target("llama").generate(torch.tensor([[5, 6]]), use_mtp=True, max_new_tokens=2)
 
 
+@pytest.mark.parametrize(
+    "name", ["deepseek_v3", "glm_ocr", "hy_v3", "mimo_v2_flash", "qwen3_next", "ernie4_5_moe"]
+)
+def test_weights_are_named_in_messages_as_they_are_published(name):
+    target = target_of(name)
+    network = load_mtp(target)
+    stored = load_file(mtp_checkpoints.write(name) / "model-00002-of-00002.safetensors")
+    layers = target.config.get_text_config().num_hidden_layers
+    key = next(k for k in stored if network.family.locate(k, layers))
+    names = [k for k in network.state_dict() if re.search("norm|projection|o_proj", k)]
+    for own in names:
+        published = network.family.published(own, key, layers)
+        assert published in stored or "post_attention" in own, own
+    assert len(names) > 5
+
+
 class TestWrongCheckpoints:
     def test_weights_that_are_missing_are_named(self, tmp_path):
         folder = copy_of("glm4_moe", tmp_path)
@@ -449,7 +466,9 @@ class TestWrongCheckpoints:
         del state["model.layers.3.eh_proj.weight"]
         rewrite(folder, shard, state)
         target = AutoModelForCausalLM.from_pretrained(folder)
-        with pytest.raises(ValueError, match=r"glm4_moe_mtp.*projection\.0\.weight \(missing\)"):
+        with pytest.raises(
+            ValueError, match=r"glm4_moe_mtp.*layers\.3\.eh_proj\.weight \(missing\)"
+        ):
             hf_specdec.attach(target, {"method": "mtp"})
 
     def test_weights_of_another_shape_are_named(self, tmp_path):
@@ -459,7 +478,7 @@ class TestWrongCheckpoints:
         state["model.layers.3.eh_proj.weight"] = torch.zeros(HIDDEN, HIDDEN)
         rewrite(folder, shard, state)
         target = AutoModelForCausalLM.from_pretrained(folder)
-        with pytest.raises(ValueError, match=r"projection\.0\.weight \(shape .*needs"):
+        with pytest.raises(ValueError, match=r"layers\.3\.eh_proj\.weight \(shape .*needs"):
             load_mtp(target)
 
     def test_fewer_modules_than_declared(self, tmp_path):
@@ -468,7 +487,7 @@ class TestWrongCheckpoints:
         config["num_nextn_predict_layers"] = 2
         (folder / "config.json").write_text(json.dumps(config))
         target = AutoModelForCausalLM.from_pretrained(folder)
-        with pytest.raises(ValueError, match=r"declares 2 MTP module.*blocks\.1\.0\."):
+        with pytest.raises(ValueError, match=r"declares 2 MTP module.*layers\.4\.hnorm\.weight"):
             load_mtp(target)
 
     def test_weights_that_nothing_reads_are_told(self, tmp_path, caplog):
