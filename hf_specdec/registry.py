@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -94,11 +93,7 @@ def mtp_network(target: Any) -> MiMoMTP | MTPModel:
     # A copy of the target brings the layers of the original along.
     if network is None or network.target is not target:
         network = target.__dict__[_LOADED] = load_mtp(target)
-    head = target.get_output_embeddings().weight
-    # The target may have moved since. Quantized heads say nothing of the dtype.
-    dtype = target.get_input_embeddings().weight.dtype
-    if network.device != head.device or network.dtype != dtype:
-        torch.nn.Module.to(network, device=head.device, dtype=dtype)
+    network.follow_target()
     return network
 
 

@@ -68,6 +68,9 @@ class MTPNetwork(Protocol):
     def draft_token_ids(self) -> torch.Tensor | None:
         """Ids of the columns of `logits`, int64 ``[V']``; ``None`` means 0 .. V - 1."""
 
+    def follow_target(self) -> None:
+        """Be where the target is by now, in its dtype."""
+
     def embed(self, token_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """``[B, N, d]``."""
 
@@ -165,6 +168,7 @@ class MTPDrafter(Drafter):
         num_draft_tokens: int | None = None,
     ) -> None:
         """See `Drafter.start`."""
+        self.network.follow_target()
         self._first_proposal = True
         self._cache, self._step, self._prompt, self._tail = None, None, prompt, None
         # Modules that no proposal of this call reaches aren't run.

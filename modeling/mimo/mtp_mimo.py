@@ -121,6 +121,9 @@ class MiMoMTP:
         """Which state of the target it reads."""
         return self.switches.feed
 
+    def follow_target(self) -> None:
+        """Nothing to do: the layer is a part of the target."""
+
     @property
     def draft_token_ids(self) -> Tensor | None:
         """Ids of the columns of `logits`, int64 [V'] ascending; ``None`` means all of them."""

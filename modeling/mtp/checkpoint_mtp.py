@@ -94,6 +94,8 @@ def _build(
     dtype = target.get_input_embeddings().weight.dtype
     with torch.device("meta"):
         model = MTPModel(target, family, num_modules)
+        # Weights are read in the dtype that they have by now.
+        model.cast(dtype)
     state = _dequantize({name: tensor for name, (_, tensor) in weights.items()}, dtype)
     conversions: list[Any] = []
     for model_type in dict.fromkeys((target.config.model_type, text_config.model_type)):

@@ -89,6 +89,12 @@ class MTPModel(PreTrainedModel):
         return self._target[0]
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the projections; routers may be float32."""
+        projection: Any = self.projection[0]
+        return projection.weight.dtype
+
+    @property
     def feed(self) -> Feed:
         """Which state of the target a module reads."""
         return self.switches.feed
@@ -128,6 +134,26 @@ class MTPModel(PreTrainedModel):
         other = copy.copy(self)
         other.switches = replace(self.switches, **changes)
         return other
+
+    def follow_target(self) -> None:
+        """Move to where the target's head is, and to its dtype, should it have changed."""
+        head = self.target.get_output_embeddings().weight
+        # Quantized heads say nothing of the dtype.
+        dtype = self.target.get_input_embeddings().weight.dtype
+        if self.device != head.device or self.dtype != dtype:
+            self.cast(dtype, head.device)
+
+    def cast(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
+        """Change dtype and device; what the target keeps in float32 stays so, routers above all."""
+        nn.Module.to(self, device=device, dtype=dtype)
+        names: list[str] = []
+        if dtype in (torch.float16, torch.bfloat16):
+            names += getattr(self.target, "_keep_in_fp32_modules_strict", None) or ()
+        if dtype == torch.float16:
+            names += getattr(self.target, "_keep_in_fp32_modules", None) or ()
+        for name, tensor in (*self.named_parameters(), *self.named_buffers()):
+            if any(part in name for part in names):
+                tensor.data = tensor.data.float()
 
     def embed(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Embeddings [B, N, d] of the tokens that follow the states at ``position_ids`` [B, N]."""

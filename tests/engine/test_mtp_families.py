@@ -340,12 +340,27 @@ class TestReadingOnce:
         target = mtp_checkpoints.load("glm4_moe")
         before: Any = mtp_network(target)
         assert before.dtype == torch.float32
+        hf_specdec.attach(target, {"method": "mtp"})
         target.to(torch.bfloat16)
-        network: Any = mtp_network(target)
-        assert {p.dtype for p in network.parameters()} == {torch.bfloat16}
         inputs = batch(2)
-        output = target.generate(**inputs, **GREEDY, use_mtp=True)
+        output = target.generate(**inputs, **GREEDY)
         assert output.shape[1] == inputs["input_ids"].shape[1] + NEW
+        dtypes = {name: p.dtype for name, p in before.named_parameters()}
+        # Routers stay float32, as the target's do when it is loaded.
+        routers = {name for name in dtypes if name.endswith("gate.weight")}
+        assert routers and {dtypes.pop(name) for name in routers} == {torch.float32}
+        assert set(dtypes.values()) == {torch.bfloat16}
+
+    def test_a_target_in_half_precision(self):
+        target = mtp_checkpoints.load("glm4_moe")
+        half = AutoModelForCausalLM.from_pretrained(target.name_or_path, dtype=torch.bfloat16)
+        network, exact = load_mtp(half), load_mtp(target)
+        assert network.dtype == torch.bfloat16
+        gate, exact_gate = (
+            next(p for name, p in n.named_parameters() if name.endswith("gate.weight"))
+            for n in (network, exact)
+        )
+        assert torch.equal(gate, exact_gate)
 
     @pytest.mark.parametrize("format", ["one safetensors file", "one .bin", ".bin with an index"])
     def test_other_formats(self, format, tmp_path):
@@ -402,6 +417,37 @@ def rewrite(folder: Path, shard: Path, state: dict[str, torch.Tensor]) -> None:
     kept = {k: v for k, v in index["weight_map"].items() if v != shard.name}
     index["weight_map"] = kept | dict.fromkeys(state, shard.name)
     file.write_text(json.dumps(index))
+
+
+class EightBitLinear(torch.nn.Module):
+    """Weights of 8 bits with a scale for each row, as weight-only quantization keeps them."""
+
+    def __init__(self, linear: torch.nn.Linear):
+        super().__init__()
+        scale = linear.weight.detach().abs().amax(dim=1, keepdim=True) / 127
+        self.weight = torch.nn.Buffer((linear.weight.detach() / scale).round().to(torch.int8))
+        self.scale = torch.nn.Buffer(scale)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(states, self.weight * self.scale)
+
+
+def test_a_quantized_target_keeps_its_layers_in_full_precision():
+    target = mtp_checkpoints.load("qwen3_5")
+    for module in list(target.model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, torch.nn.Linear):
+                setattr(module, name, EightBitLinear(child))
+    target.config.quantization_config = {"quant_method": "of this test"}
+    network: Any = mtp_network(target)
+    exact: Any = load_mtp(target_of("qwen3_5"))
+    assert not hasattr(network.config, "quantization_config")
+    for ours, theirs in zip(network.parameters(), exact.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    inputs = batch(3)
+    expected = row_by_row(target, inputs, **GREEDY)
+    output = target.generate(**inputs, **GREEDY, use_mtp=True)
+    assert new_tokens(output, inputs, [NEW] * 3) == expected
 
 
 class TestUseMTP:
