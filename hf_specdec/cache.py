@@ -26,6 +26,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from hf_specdec.cache_layers import (
+    RaggedEmptyLayer,
     RaggedIndexedLayer,
     RaggedLayer,
     RaggedSlidingLayer,
@@ -38,7 +39,8 @@ class RaggedCache(Cache):
 
     Args:
         layer_windows: for each layer its sliding window, or ``None`` if it attends to everything.
-        layer_types: for each layer the name under which the model looks up its mask.
+        layer_types: for each layer the name under which the model looks up its mask; ``None`` for
+            one that keeps nothing, as it attends with the keys of an earlier layer.
         padding: int64 ``[B]``, left padding of each row, on the target's device.
         max_query_length: the most tokens of one forward after the prompt (K + 1).
         num_slots: slots to allocate at first; more are added by doubling.
@@ -52,7 +54,7 @@ class RaggedCache(Cache):
     def __init__(
         self,
         layer_windows: Sequence[int | None],
-        layer_types: Sequence[str],
+        layer_types: Sequence[str | None],
         padding: torch.Tensor,
         max_query_length: int,
         num_slots: int,
@@ -71,7 +73,11 @@ class RaggedCache(Cache):
         self._all_padding, self._all_hidden = padding, hidden
         self.lengths = torch.zeros_like(padding)
         self._host_lengths = [0] * len(padding)
-        self._windows = dict(zip(layer_types, layer_windows, strict=True))
+        self._windows = {
+            layer_type: window
+            for layer_type, window in zip(layer_types, layer_windows, strict=True)
+            if layer_type is not None
+        }
         self.current_write: Write
         self.ragged_layers = [
             self._new_layer(window, layer_type)
@@ -79,7 +85,9 @@ class RaggedCache(Cache):
         ]
         super().__init__(layers=list(self.ragged_layers))
 
-    def _new_layer(self, window: int | None, layer_type: str) -> RaggedLayer:
+    def _new_layer(self, window: int | None, layer_type: str | None) -> RaggedLayer:
+        if layer_type is None:
+            return RaggedEmptyLayer(self)
         if layer_type == "indexed_attention":
             return RaggedIndexedLayer(self)
         return RaggedLayer(self) if window is None else RaggedSlidingLayer(self, window)

@@ -160,6 +160,16 @@ class RaggedLayer(CacheLayerMixin):
             used.copy_(used[index])
 
 
+class RaggedEmptyLayer(RaggedLayer):
+    """The place of a layer that attends with the keys of an earlier one and keeps nothing."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Never called: raises RuntimeError."""
+        raise RuntimeError("a layer that shares the keys of another has none to write")
+
+
 class RaggedIndexedLayer(RaggedLayer):
     """A layer whose attention is sparse: an indexer with keys of its own chooses what is read.
 
