@@ -141,18 +141,47 @@ class RaggedCache(Cache):
             bool ``[n, 1, Q, keys]`` by layer type, True where attention is allowed.
         """
         write = self.current_write
+        return self._masks(write.slots, write.slots, write.end)
+
+    def kept_masks(self, ahead: int = 0) -> dict[str, torch.Tensor]:
+        """Which kept keys a reader sees that stands at each row's last kept token.
+
+        Args:
+            ahead: how many slots further it stands; it sees no more for that, and its window moves.
+
+        Returns:
+            As `attention_masks`, for one query and the keys that `kept_states` returns.
+        """
+        last = self.lengths[:, None] - 1
+        return self._masks(last + ahead, last, self.host_length)
+
+    def kept_states(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values ``[n, heads, keys, dim]`` of a layer: views, with what was rolled back.
+
+        `kept_masks` says what of it may be seen.
+        """
+        return self.ragged_layers[layer].used(self.num_rows, self.host_length)
+
+    def _masks(self, query: torch.Tensor, limit: torch.Tensor, end: int) -> dict[str, torch.Tensor]:
+        """By layer type which keys are visible from slots ``query``, none behind ``limit``.
+
+        Args:
+            query, limit: int64 ``[n, Q]``.
+            end: one past the highest slot in use in any row.
+        """
         masks = {}
+        limit, newest = limit[:, None, :, None], limit[:, -1:]
+        query = query[:, None, :, None]
         for layer_type, window in self._windows.items():
-            size = write.end if window is None else window + self.max_query_length
-            index = torch.arange(min(write.end, size), device=write.slots.device)
-            query = write.slots[:, None, :, None]
-            if write.end <= size:
+            size = end if window is None else window + self.max_query_length
+            index = torch.arange(min(end, size), device=query.device)
+            if end <= size:
                 key = index[None, None, None, :]
             else:
-                # The ring index holds the newest slot that is congruent to it.
-                newest = write.slots[:, -1:]
+                # The ring index holds the newest slot that is congruent to it; or one that was
+                # rolled back, at most K further, and then it is taken for one out of the window.
                 key = (newest - (newest - index) % size)[:, None, None, :]
-            visible = (key <= query) & (key >= self.padding[:, None, None, None])
+            visible = (key <= limit) & (key >= self.padding[:, None, None, None])
             if self.hidden is not None:
                 last = self.hidden.shape[1] - 1
                 slot = key.expand(self.num_rows, 1, 1, -1)[:, 0, 0]

@@ -109,6 +109,10 @@ class RaggedLayer(CacheLayerMixin):
         """The lowest slot that the token at slot ``length`` can still read."""
         return 0
 
+    def used(self, num_rows: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of the buffers of the first rows, as far as slots before ``end`` have been used."""
+        return self.keys[:num_rows, :, :end], self.values[:num_rows, :, :end]
+
     def slots_between(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of slots ``start .. end - 1`` of every row ever in the batch."""
         return self.keys[:, :, start:end], self.values[:, :, start:end]

@@ -8,8 +8,12 @@ from tiny_models import EOS, PAD, VOCAB_SIZE
 from transformers import (
     Gemma3nForCausalLM,
     Gemma3nTextConfig,
+    Gemma4AssistantConfig,
+    Gemma4AssistantForCausalLM,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+    Gemma4UnifiedAssistantConfig,
+    Gemma4UnifiedAssistantForCausalLM,
     Gemma4UnifiedForCausalLM,
     Gemma4UnifiedTextConfig,
 )
@@ -92,4 +96,53 @@ def without_eos(model: Any) -> Any:
     """Most tests want texts of a known length."""
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD
+    return model
+
+
+def assistant_config(target_config: Any, centroids: bool = False, **fields: Any) -> Any:
+    """Of a tiny assistant for a target; with ``centroids`` its head scores half of the ids."""
+    config = target_config.get_text_config()
+    unified = config.model_type == "gemma4_unified_text"
+    sliding, full = (config.per_layer_config[config.layer_types.index(t)] for t in ALTERNATING)
+    sizes: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "num_attention_heads": 4,
+        "num_key_value_heads": sliding.num_key_value_heads,
+        "head_dim": sliding.head_dim,
+        "global_head_dim": full.head_dim,
+        "num_global_key_value_heads": full.num_key_value_heads,
+        "attention_k_eq_v": True,
+        "sliding_window": config.sliding_window,
+        "max_position_embeddings": 512,
+        "num_kv_shared_layers": 3,
+        "pad_token_id": PAD,
+        "initializer_range": 0.4,
+        **fields,
+    }
+    outer: dict[str, Any] = {
+        "backbone_hidden_size": config.hidden_size,
+        "use_ordered_embeddings": centroids,
+        "num_centroids": 8,
+        "centroid_intermediate_top_k": 4,
+    }
+    if unified:
+        return Gemma4UnifiedAssistantConfig(text_config=Gemma4UnifiedTextConfig(**sizes), **outer)
+    none: dict[str, Any] = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+    return Gemma4AssistantConfig(text_config=Gemma4TextConfig(**sizes, **none), **outer)
+
+
+def gemma4_assistant(target: Any, centroids: bool = False, seed: int = 3, **fields: Any) -> Any:
+    """A tiny assistant with random weights for a target, as transformers would load it."""
+    config = assistant_config(target.config, centroids, **fields)
+    unified = config.model_type == "gemma4_unified_assistant"
+    cls: Any = Gemma4UnifiedAssistantForCausalLM if unified else Gemma4AssistantForCausalLM
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = cls(config).eval()
+        if centroids:
+            model.masked_embedding.token_ordering.copy_(torch.randperm(VOCAB_SIZE))
     return model
