@@ -10,7 +10,9 @@ from transformers import (
     Gemma3nTextConfig,
     Gemma4AssistantConfig,
     Gemma4AssistantForCausalLM,
+    Gemma4Config,
     Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
     Gemma4TextConfig,
     Gemma4UnifiedAssistantConfig,
     Gemma4UnifiedAssistantForCausalLM,
@@ -146,3 +148,49 @@ def gemma4_assistant(target: Any, centroids: bool = False, seed: int = 3, **fiel
         if centroids:
             model.masked_embedding.token_ordering.copy_(torch.randperm(VOCAB_SIZE))
     return model
+
+
+IMAGE, AUDIO, VIDEO = 60, 61, 62
+IMAGE_TOKENS, AUDIO_TOKENS = 4, 5
+
+
+@functools.cache
+def gemma4_multimodal(name: str) -> Any:
+    """A target that sees and hears; ``name`` chooses its text model."""
+    text = TEXT_CONFIGS[name]()
+    # As 26B-A4B and 31B: tokens of an image see each other in the sliding layers.
+    text.use_bidirectional_attention = None if name == "E2B" else "vision"
+    vision = {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "patch_size": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+        "position_embedding_size": 64, "pooling_kernel_size": 3,
+    }  # fmt: skip
+    audio = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma4Config(
+        text_config=text, vision_config=vision, audio_config=audio, image_token_id=IMAGE,
+        audio_token_id=AUDIO, video_token_id=VIDEO, tie_word_embeddings=False,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model: Any = without_eos(Gemma4ForConditionalGeneration(config).eval())
+    model.model.audio_tower.config._attn_implementation = "eager"
+    return model
+
+
+def multimodal_prompts() -> dict[str, torch.Tensor]:
+    """Two rows: text, an image (6 x 6 patches), text, a sound (20 frames); the second is padded."""
+    generator = torch.Generator().manual_seed(9)
+    before, after = torch.randint(3, 58, (2, 2, 7), generator=generator)
+    image, sound = torch.full((2, IMAGE_TOKENS), IMAGE), torch.full((2, AUDIO_TOKENS), AUDIO)
+    ids = torch.cat([before, image, after, sound, before[:, :3]], dim=1)
+    ids[1, :5] = PAD
+    x, y = torch.meshgrid(torch.arange(6), torch.arange(6), indexing="xy")
+    return {
+        "input_ids": ids,
+        "attention_mask": (ids != PAD).long(),
+        "mm_token_type_ids": (ids == IMAGE).long() + 3 * (ids == AUDIO).long(),
+        "pixel_values": torch.rand(2, 36, 12, generator=generator),
+        "image_position_ids": torch.stack([x.flatten(), y.flatten()], dim=-1).repeat(2, 1, 1),
+        "input_features": torch.randn(2, 20, 128, generator=generator),
+        "input_features_mask": torch.ones(2, 20, dtype=torch.bool),
+    }
