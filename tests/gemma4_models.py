@@ -16,7 +16,9 @@ from transformers import (
     Gemma4TextConfig,
     Gemma4UnifiedAssistantConfig,
     Gemma4UnifiedAssistantForCausalLM,
+    Gemma4UnifiedConfig,
     Gemma4UnifiedForCausalLM,
+    Gemma4UnifiedForConditionalGeneration,
     Gemma4UnifiedTextConfig,
 )
 
@@ -152,12 +154,27 @@ def gemma4_assistant(target: Any, centroids: bool = False, seed: int = 3, **fiel
 
 IMAGE, AUDIO, VIDEO = 60, 61, 62
 IMAGE_TOKENS, AUDIO_TOKENS = 4, 5
+_UNIFIED_VISION = {"patch_size": 2, "pooling_kernel_size": 3, "mm_posemb_size": 64}
 
 
 @functools.cache
 def gemma4_multimodal(name: str) -> Any:
     """A target that sees and hears; ``name`` chooses its text model."""
     text = TEXT_CONFIGS[name]()
+    ids: dict[str, Any] = {
+        "image_token_id": IMAGE, "audio_token_id": AUDIO, "video_token_id": VIDEO,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    if name == "12B":
+        unified = Gemma4UnifiedConfig(
+            text_config=text,
+            vision_config={**_UNIFIED_VISION, "mm_embed_dim": 32, "output_proj_dims": 32},
+            audio_config={"audio_embed_dim": 24},
+            **ids,
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            return without_eos(Gemma4UnifiedForConditionalGeneration(unified).eval())
     # As 26B-A4B and 31B: tokens of an image see each other in the sliding layers.
     text.use_bidirectional_attention = None if name == "E2B" else "vision"
     vision = {
@@ -166,10 +183,7 @@ def gemma4_multimodal(name: str) -> Any:
         "position_embedding_size": 64, "pooling_kernel_size": 3,
     }  # fmt: skip
     audio = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Gemma4Config(
-        text_config=text, vision_config=vision, audio_config=audio, image_token_id=IMAGE,
-        audio_token_id=AUDIO, video_token_id=VIDEO, tie_word_embeddings=False,
-    )  # fmt: skip
+    config = Gemma4Config(text_config=text, vision_config=vision, audio_config=audio, **ids)
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model: Any = without_eos(Gemma4ForConditionalGeneration(config).eval())
@@ -177,20 +191,27 @@ def gemma4_multimodal(name: str) -> Any:
     return model
 
 
-def multimodal_prompts() -> dict[str, torch.Tensor]:
-    """Two rows: text, an image (6 x 6 patches), text, a sound (20 frames); the second is padded."""
+def multimodal_prompts(name: str) -> dict[str, torch.Tensor]:
+    """Two rows: text, an image of 4 tokens, text, a sound of 5, text; the second is padded."""
     generator = torch.Generator().manual_seed(9)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.rand(2, *shape, generator=generator)
+
     before, after = torch.randint(3, 58, (2, 2, 7), generator=generator)
     image, sound = torch.full((2, IMAGE_TOKENS), IMAGE), torch.full((2, AUDIO_TOKENS), AUDIO)
     ids = torch.cat([before, image, after, sound, before[:, :3]], dim=1)
     ids[1, :5] = PAD
-    x, y = torch.meshgrid(torch.arange(6), torch.arange(6), indexing="xy")
+    # The unified model has no encoders: a patch is a token, and so is a frame of sound.
+    unified = name == "12B"
+    side, pixels, frames, width = (2, 108, AUDIO_TOKENS, 24) if unified else (6, 12, 20, 128)
+    x, y = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy")
     return {
         "input_ids": ids,
         "attention_mask": (ids != PAD).long(),
         "mm_token_type_ids": (ids == IMAGE).long() + 3 * (ids == AUDIO).long(),
-        "pixel_values": torch.rand(2, 36, 12, generator=generator),
+        "pixel_values": random(side * side, pixels),
         "image_position_ids": torch.stack([x.flatten(), y.flatten()], dim=-1).repeat(2, 1, 1),
-        "input_features": torch.randn(2, 20, 128, generator=generator),
-        "input_features_mask": torch.ones(2, 20, dtype=torch.bool),
+        "input_features": random(frames, width) - 0.5,
+        "input_features_mask": torch.ones(2, frames, dtype=torch.bool),
     }

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 from gemma4_training import acceptance, trained_pair
 from mtp_training import text
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
 
+from hf_specdec.cli.app import app
 from hf_specdec.cli.doctor import verdict
 from hf_specdec.doctor import better_than_configured, examine, feedings
 from hf_specdec.drafters import Gemma4Drafter
@@ -77,6 +83,21 @@ def test_the_doctor_finds_it():
     findings = list(examine(target, feedings(wrong), prompts, 40, 2))
     assert better_than_configured(findings)[0].feeding.name == "state behind the final norm"
     assert "probably wrong" in verdict(findings)
+
+
+def test_the_command_compares_them(tmp_path):
+    target, assistant = trained_pair()
+    target.save_pretrained(tmp_path / "target")
+    assistant.save_pretrained(tmp_path / "assistant")
+    tokenizer = Tokenizer(WordLevel({chr(97 + i): i for i in range(26)}, unk_token="a"))
+    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")  # type: ignore[assignment]
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / "target")
+    arguments = ["doctor", str(tmp_path / "target"), str(tmp_path / "assistant")]
+    result = CliRunner().invoke(app, [*arguments, "--max-new-tokens", "6"])
+    assert result.exit_code == 0, result.output
+    output = " ".join(result.output.split())
+    for words in ("(vLLM)", "(transformers)", "before the final norm"):
+        assert words in output
 
 
 def test_centroids_that_keep_the_likely_ids_draft_as_well():

@@ -7,14 +7,14 @@ from gemma4_models import gemma4_assistant, gemma4_multimodal, multimodal_prompt
 NEW = 20
 
 
-@pytest.mark.parametrize("name", ["E2B", "26B-A4B", "31B"])
+@pytest.mark.parametrize("name", ["E2B", "12B", "26B-A4B", "31B"])
 @pytest.mark.parametrize("rows", [1, 2])
 class TestSameText:
-    def prompts(self, rows):
-        return {key: value[:rows] for key, value in multimodal_prompts().items()}
+    def prompts(self, name, rows):
+        return {key: value[:rows] for key, value in multimodal_prompts(name).items()}
 
     def test_greedy(self, name, rows):
-        target, inputs = gemma4_multimodal(name), self.prompts(rows)
+        target, inputs = gemma4_multimodal(name), self.prompts(name, rows)
         plain = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
         with torch.no_grad():
             logits = target(**inputs).logits[:, -1]
@@ -29,7 +29,7 @@ class TestSameText:
             assert torch.equal(output, plain)
 
     def test_sampled(self, name, rows):
-        target, inputs = gemma4_multimodal(name), self.prompts(rows)
+        target, inputs = gemma4_multimodal(name), self.prompts(name, rows)
         texts = [
             target.generate(
                 **inputs, max_new_tokens=NEW, do_sample=True, num_assistant_tokens=k,
@@ -42,7 +42,7 @@ class TestSameText:
 
 def test_encoders_keep_their_own_attention():
     # Setting another one on the outer config would set it on the sound's encoder, which has none.
-    target, inputs = gemma4_multimodal("E2B"), multimodal_prompts()
+    target, inputs = gemma4_multimodal("E2B"), multimodal_prompts("E2B")
     seen: list[str] = []
     parts = (target.model.audio_tower, target.model.vision_tower, target.model.language_model)
     handles = [

@@ -7,7 +7,15 @@ import torch
 from gemma4_models import WINDOW, assistant_config, gemma4_assistant, gemma4_target
 from tiny_models import VOCAB_SIZE
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    Gemma4AssistantConfig,
+    Gemma4TextConfig,
+    Gemma4UnifiedAssistantConfig,
+    Gemma4UnifiedTextConfig,
+)
 
 from hf_specdec.modeling.gemma4_mtp import Gemma4MTP, Gemma4MTPSwitches, shared_layers
 
@@ -168,6 +176,32 @@ def test_the_names_of_the_weights():
         "pre_projection.weight", "post_projection.weight",
         "masked_embedding.centroids.weight", "masked_embedding.token_ordering",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("centroids", [False, True])
+@pytest.mark.parametrize("unified", [False, True])
+def test_the_default_sizes_run(unified, centroids):
+    """Those of E2B (12B if unified) where transformers states them; shapes alone, no weights."""
+    own: Any = Gemma4UnifiedTextConfig if unified else Gemma4TextConfig
+    outer: Any = Gemma4UnifiedAssistantConfig if unified else Gemma4AssistantConfig
+    none = {} if unified else {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+    text = own(hidden_size=256, num_hidden_layers=6, num_kv_shared_layers=6, **none)
+    config = outer(text_config=text, use_ordered_embeddings=centroids)
+    width = 3840 if unified else 1536
+    assert config.backbone_hidden_size == width and config.num_centroids == 2048
+    with torch.device("meta"):
+        network = Gemma4MTP(AutoModelForCausalLM.from_config(config))
+        shared, masks = {}, {}
+        for layer_type in network.layer_types:
+            sizes = text.per_layer_config[text.layer_types.index(layer_type)]
+            shape = (ROWS, sizes.num_key_value_heads, 40, sizes.head_dim)
+            shared[layer_type] = (torch.zeros(shape), torch.zeros(shape))
+            masks[layer_type] = torch.zeros(ROWS, 1, 1, 40)
+        states, positions = torch.zeros(ROWS, width), torch.zeros(ROWS, 1, dtype=torch.long)
+        inner = network.step(states, states, positions, shared, masks)
+        assert network.recycle(inner).shape == (ROWS, width)
+        assert network.logits(inner).shape == (ROWS, 262_144)
+        assert network.most_likely(inner).shape == (ROWS,)
 
 
 def test_which_layers_a_target_shares():
