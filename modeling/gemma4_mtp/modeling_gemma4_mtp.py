@@ -56,7 +56,8 @@ class Gemma4MTP:
             raise TypeError(f"Gemma4MTP needs a {names}, got {type(model).__name__}")
         self.model = model
         self.switches = switches or Gemma4MTPSwitches()
-        self._suppressed: torch.Tensor | None = None
+        # What was asked for, and the mask made of it.
+        self._suppressed: tuple[Any, torch.Tensor] | None = None
 
     def with_switches(self, **changes: Any) -> Gemma4MTP:
         """The same weights, fed in another way."""
@@ -150,11 +151,12 @@ class Gemma4MTP:
 
     def _suppressed_ids(self) -> torch.Tensor | None:
         """bool ``[V]``, ids that the checkpoint says are never to be drafted; ``None`` if none."""
-        ids = getattr(self.model.generation_config, "suppress_tokens", None)
-        if not ids:
+        said = getattr(self.model.generation_config, "suppress_tokens", None)
+        if not said:
             return None
-        if self._suppressed is None or self._suppressed.device != self.model.device:
+        key = (tuple(said), self.model.device)
+        if self._suppressed is None or self._suppressed[0] != key:
             hidden = torch.zeros(self.config.vocab_size, dtype=torch.bool)
-            hidden[list(ids)] = True
-            self._suppressed = hidden.to(self.model.device)
-        return self._suppressed
+            hidden[[i for i in said if i < len(hidden)]] = True
+            self._suppressed = key, hidden.to(self.model.device)
+        return self._suppressed[1]

@@ -146,6 +146,8 @@ def test_suppressed_ids_are_never_drafted(centroids):
     logits = network.logits(states)
     assert torch.equal(logits.argmax(dim=-1), drafted)
     assert (logits[:, common] == -torch.inf).all()
+    network.model.generation_config.suppress_tokens = [VOCAB_SIZE + 3]
+    assert set(network.most_likely(states).tolist()) & set(common)
 
 
 @pytest.mark.parametrize("centroids", [False, True])
