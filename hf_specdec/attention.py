@@ -115,8 +115,10 @@ def _can_switch(model: Any) -> bool:
 
 
 def _switch(model: Any, old: str, new: str) -> None:
-    # Every layer reads its own config; a multimodal model has one for each part.
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    # Every layer reads its own config. Those of a multimodal model's other parts stay as they are:
+    # some encoders know no attention but eager, and setting an outer config would set theirs too.
+    decoder = model.get_decoder()
+    configs = {id(m.config): m.config for m in decoder.modules() if hasattr(m, "config")}
     for config in configs.values():
         if getattr(config, "_attn_implementation", None) == old:
             config._attn_implementation = new

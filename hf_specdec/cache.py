@@ -26,6 +26,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from hf_specdec.cache_layers import (
+    RaggedEmptyLayer,
     RaggedIndexedLayer,
     RaggedLayer,
     RaggedSlidingLayer,
@@ -38,7 +39,8 @@ class RaggedCache(Cache):
 
     Args:
         layer_windows: for each layer its sliding window, or ``None`` if it attends to everything.
-        layer_types: for each layer the name under which the model looks up its mask.
+        layer_types: for each layer the name under which the model looks up its mask; ``None`` for
+            one that keeps nothing, as it attends with the keys of an earlier layer.
         padding: int64 ``[B]``, left padding of each row, on the target's device.
         max_query_length: the most tokens of one forward after the prompt (K + 1).
         num_slots: slots to allocate at first; more are added by doubling.
@@ -52,7 +54,7 @@ class RaggedCache(Cache):
     def __init__(
         self,
         layer_windows: Sequence[int | None],
-        layer_types: Sequence[str],
+        layer_types: Sequence[str | None],
         padding: torch.Tensor,
         max_query_length: int,
         num_slots: int,
@@ -71,7 +73,11 @@ class RaggedCache(Cache):
         self._all_padding, self._all_hidden = padding, hidden
         self.lengths = torch.zeros_like(padding)
         self._host_lengths = [0] * len(padding)
-        self._windows = dict(zip(layer_types, layer_windows, strict=True))
+        self._windows = {
+            layer_type: window
+            for layer_type, window in zip(layer_types, layer_windows, strict=True)
+            if layer_type is not None
+        }
         self.current_write: Write
         self.ragged_layers = [
             self._new_layer(window, layer_type)
@@ -79,7 +85,9 @@ class RaggedCache(Cache):
         ]
         super().__init__(layers=list(self.ragged_layers))
 
-    def _new_layer(self, window: int | None, layer_type: str) -> RaggedLayer:
+    def _new_layer(self, window: int | None, layer_type: str | None) -> RaggedLayer:
+        if layer_type is None:
+            return RaggedEmptyLayer(self)
         if layer_type == "indexed_attention":
             return RaggedIndexedLayer(self)
         return RaggedLayer(self) if window is None else RaggedSlidingLayer(self, window)
@@ -133,18 +141,47 @@ class RaggedCache(Cache):
             bool ``[n, 1, Q, keys]`` by layer type, True where attention is allowed.
         """
         write = self.current_write
+        return self._masks(write.slots, write.slots, write.end)
+
+    def kept_masks(self, ahead: int = 0) -> dict[str, torch.Tensor]:
+        """Which kept keys a reader sees that stands at each row's last kept token.
+
+        Args:
+            ahead: how many slots further it stands; it sees no more for that, and its window moves.
+
+        Returns:
+            As `attention_masks`, for one query and the keys that `kept_states` returns.
+        """
+        last = self.lengths[:, None] - 1
+        return self._masks(last + ahead, last, self.host_length)
+
+    def kept_states(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values ``[n, heads, keys, dim]`` of a layer: views, with what was rolled back.
+
+        `kept_masks` says what of it may be seen.
+        """
+        return self.ragged_layers[layer].used(self.num_rows, self.host_length)
+
+    def _masks(self, query: torch.Tensor, limit: torch.Tensor, end: int) -> dict[str, torch.Tensor]:
+        """By layer type which keys are visible from slots ``query``, none behind ``limit``.
+
+        Args:
+            query, limit: int64 ``[n, Q]``.
+            end: one past the highest slot in use in any row.
+        """
         masks = {}
+        limit, newest = limit[:, None, :, None], limit[:, -1:]
+        query = query[:, None, :, None]
         for layer_type, window in self._windows.items():
-            size = write.end if window is None else window + self.max_query_length
-            index = torch.arange(min(write.end, size), device=write.slots.device)
-            query = write.slots[:, None, :, None]
-            if write.end <= size:
+            size = end if window is None else window + self.max_query_length
+            index = torch.arange(min(end, size), device=query.device)
+            if end <= size:
                 key = index[None, None, None, :]
             else:
-                # The ring index holds the newest slot that is congruent to it.
-                newest = write.slots[:, -1:]
+                # The ring index holds the newest slot that is congruent to it; or one that was
+                # rolled back, at most K further, and then it is taken for one out of the window.
                 key = (newest - (newest - index) % size)[:, None, None, :]
-            visible = (key <= query) & (key >= self.padding[:, None, None, None])
+            visible = (key <= limit) & (key >= self.padding[:, None, None, None])
             if self.hidden is not None:
                 last = self.hidden.shape[1] - 1
                 slot = key.expand(self.num_rows, 1, 1, -1)[:, 0, 0]

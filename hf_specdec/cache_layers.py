@@ -109,6 +109,10 @@ class RaggedLayer(CacheLayerMixin):
         """The lowest slot that the token at slot ``length`` can still read."""
         return 0
 
+    def used(self, num_rows: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of the buffers of the first rows, as far as slots before ``end`` have been used."""
+        return self.keys[:num_rows, :, :end], self.values[:num_rows, :, :end]
+
     def slots_between(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of slots ``start .. end - 1`` of every row ever in the batch."""
         return self.keys[:, :, start:end], self.values[:, :, start:end]
@@ -158,6 +162,16 @@ class RaggedLayer(CacheLayerMixin):
         for buffer in self._buffers().values():
             used = buffer[:, :, :length]
             used.copy_(used[index])
+
+
+class RaggedEmptyLayer(RaggedLayer):
+    """The place of a layer that attends with the keys of an earlier one and keeps nothing."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Never called: raises RuntimeError."""
+        raise RuntimeError("a layer that shares the keys of another has none to write")
 
 
 class RaggedIndexedLayer(RaggedLayer):

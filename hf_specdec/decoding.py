@@ -142,6 +142,7 @@ class SpeculativeDecoder:
             cache: where to put keys and values for the caller, if they are wanted.
         """
         self._drafter.start(self._target.model, self._prompt, self._draft_length.limit)
+        self._drafter.share_cache(self._target.cache)
         with self._target.capture(self._drafter.feed, self._drafter.reads_prompt):
             self._prefill(model_kwargs)
             while self._host_rows:

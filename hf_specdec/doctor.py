@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.drafters import Drafter, Feed, MLPDrafter, MTPDrafter
+from hf_specdec.drafters import Drafter, Feed, Gemma4Drafter, MLPDrafter, MTPDrafter
 from hf_specdec.metrics import SpeculationStats
 from hf_specdec.registry import drafter_for
 
@@ -21,6 +21,11 @@ _OTHER_FEED: dict[str, Feed] = {"post_norm": "pre_norm", "pre_norm": "post_norm"
 _FEED_NAMES = {
     "post_norm": "state behind the final norm",
     "pre_norm": "state before the final norm",
+}
+# Where an assistant stands that reads the target's keys, by the offset of its position.
+_POSITION_NAMES = {
+    0: "position of the last verified token (vLLM)",
+    1: "position of the newest token (transformers)",
 }
 # Smaller differences than this share of drafts are nobody's fault.
 _MARGIN = 0.02
@@ -63,7 +68,7 @@ def feedings(assistant_model: Any) -> list[Feeding]:
     """The configured way to feed an assistant, and the others that are plausible.
 
     Args:
-        assistant_model: an MLP speculator, or the MTP layers of a target.
+        assistant_model: an MLP speculator, a Gemma 4 assistant, or the MTP layers of a target.
 
     Raises:
         ValueError: something that isn't fed with the target's states.
@@ -75,11 +80,13 @@ def feedings(assistant_model: Any) -> list[Feeding]:
             Feeding(_FEED_NAMES[drafter.feed], drafter, configured=True),
             Feeding(_FEED_NAMES[other], MLPDrafter(drafter.model, feed=other)),
         ]
+    if isinstance(drafter, Gemma4Drafter):
+        return _feedings_of_an_assistant(drafter)
     if not isinstance(drafter, MTPDrafter):
         raise ValueError(
             f"assistant_model is a {type(assistant_model).__name__}, which reads no states of the "
-            "target, so there is nothing to compare. The doctor examines MLP speculators and MTP "
-            "layers"
+            "target, so there is nothing to compare. The doctor examines MLP speculators, Gemma 4 "
+            "assistants and MTP layers"
         )
     network: Any = drafter.network
     now = network.switches
@@ -103,6 +110,21 @@ def feedings(assistant_model: Any) -> list[Feeding]:
     ]
     return [Feeding(configured, drafter, configured=True)] + [
         Feeding(name, MTPDrafter(network.with_switches(**change))) for name, change in changes
+    ]
+
+
+def _feedings_of_an_assistant(drafter: Gemma4Drafter) -> list[Feeding]:
+    """Both states and both positions that implementations choose."""
+    now = drafter.network.switches
+    other_feed, other_offset = _OTHER_FEED[now.feed], 1 - min(now.position_offset, 1)
+    configured = f"{_FEED_NAMES[now.feed]}, {_POSITION_NAMES[1 - other_offset]}"
+    changes: list[tuple[str, dict[str, Any]]] = [
+        (_FEED_NAMES[other_feed], {"feed": other_feed}),
+        (_POSITION_NAMES[other_offset], {"position_offset": other_offset}),
+    ]
+    return [Feeding(configured, drafter, configured=True)] + [
+        Feeding(name, Gemma4Drafter(drafter.network.with_switches(**change)))
+        for name, change in changes
     ]
 
 

@@ -335,6 +335,12 @@ def _namespaces() -> list[Any]:
     return list({id(module): module for module in modules}.values())
 
 
+def _own_models() -> list[type[PreTrainedModel]]:
+    """The networks that transformers doesn't have itself."""
+    classes = [family.model_class for family in FAMILIES.values()]
+    return [cls for cls in classes if not cls.__module__.startswith("transformers.")]
+
+
 def enable() -> None:
     """Open the seams; done on import, harmless when done again."""
     if _originals:
@@ -343,17 +349,17 @@ def enable() -> None:
     for name, wrap in _WRAPPERS.items():
         _originals[name] = getattr(GenerationMixin, name)
         setattr(GenerationMixin, name, wrap(_originals[name]))
-    for family in FAMILIES.values():
+    for model_class in _own_models():
         # Pipelines and servers look up config.architectures in the transformers namespace.
         for namespace in _namespaces():
-            setattr(namespace, family.model_class.__name__, family.model_class)
+            setattr(namespace, model_class.__name__, model_class)
 
 
 def disable() -> None:
     """Close the seams: every original is put back. Loaded models keep working without us."""
     for name, original in _originals.items():
         setattr(GenerationMixin, name, original)
-    for family in FAMILIES.values() if _originals else ():
+    for model_class in _own_models() if _originals else ():
         for namespace in _namespaces():
-            vars(namespace).pop(family.model_class.__name__, None)
+            vars(namespace).pop(model_class.__name__, None)
     _originals.clear()

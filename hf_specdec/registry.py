@@ -11,11 +11,16 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    Gemma4AssistantConfig,
+    Gemma4AssistantForCausalLM,
+    Gemma4UnifiedAssistantConfig,
+    Gemma4UnifiedAssistantForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
 
-from hf_specdec.drafters import Drafter, MLPDrafter, MTPDrafter
+from hf_specdec.drafters import Drafter, Gemma4Drafter, MLPDrafter, MTPDrafter
+from hf_specdec.modeling.gemma4_mtp import shared_layers
 from hf_specdec.modeling.mimo import MiMoConfig, MiMoForCausalLM, MiMoModel, MiMoMTP
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
 from hf_specdec.modeling.mtp import FAMILIES as MTP_FAMILIES
@@ -44,7 +49,11 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for family in (Family(MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel, MLPDrafter),)
+    for family in (
+        Family(MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel, MLPDrafter),
+        Family(Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4Drafter),
+        Family(Gemma4UnifiedAssistantConfig, Gemma4UnifiedAssistantForCausalLM, Gemma4Drafter),
+    )
 }
 
 
@@ -84,10 +93,13 @@ def mtp_network(target: Any) -> MiMoMTP | MTPModel:
     if isinstance(target, MiMoForCausalLM):
         return MiMoMTP(target)
     if not has_mtp(target):
+        hint = ""
+        if shared_layers(target.config.get_text_config(decoder=True)):
+            hint = ". An assistant drafts for this target: name its Hub id or folder as model"
         raise ValueError(
             f"method='mtp': the target {type(target).__name__} (model_type="
             f"{target.config.model_type!r}) has no MTP layers that hf_specdec knows. It knows "
-            f"those of {sorted(MTP_MODEL_TYPES)}"
+            f"those of {sorted(MTP_MODEL_TYPES)}{hint}"
         )
     network: MTPModel | None = target.__dict__.get(_LOADED)
     # A copy of the target brings the layers of the original along.

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedMode
 
 from hf_specdec import compatibility
 from hf_specdec.config import SpeculativeConfig
-from hf_specdec.drafters import Drafter
+from hf_specdec.drafters import Drafter, MTPDrafter
 from hf_specdec.registry import FAMILIES, MTP_MODEL_TYPES, drafter_for, mtp_network
 
 
@@ -58,7 +58,7 @@ def resolve(config: SpeculativeConfig, target: PreTrainedModel) -> Resolution:
     size = config.draft_tensor_parallel_size
     if size is None:
         # vLLM's rule: a speculator is never cut, MTP layers are the target's.
-        size = _tensor_parallel_size(target) if drafter.method == "mtp" else 1
+        size = _tensor_parallel_size(target) if isinstance(drafter, MTPDrafter) else 1
     decided = replace(
         config,
         method=drafter.method,
@@ -163,7 +163,7 @@ def _no_drafter(config: SpeculativeConfig, what: str, model_type: str | None) ->
     if config.method == "mtp" or model_type in MTP_MODEL_TYPES:
         return ValueError(
             f"method='mtp' drafts with the target's own layers, but {named} and not the target. "
-            "Leave model out"
+            "Leave model out, or name the assistant of a Gemma 4 target"
         )
     if config.method is not None:
         named = f"method={config.method!r} contradicts model: {named}"
@@ -200,7 +200,7 @@ def _check_num_draft_tokens(config: SpeculativeConfig, drafter: Drafter) -> None
 def _warn_of_layers_run_again(config: SpeculativeConfig, drafter: Drafter) -> None:
     """Say, when a config is attached and not in every call, that K exceeds the MTP layers."""
     k, layers = config.num_speculative_tokens, drafter.default_draft_tokens
-    if drafter.method == "mtp" and k is not None and k > layers:
+    if isinstance(drafter, MTPDrafter) and k is not None and k > layers:
         warnings.warn(
             f"num_speculative_tokens={k} is more than n_predict={layers}, the number of MTP layers "
             "of the model: they run again for the further tokens, of which fewer may be accepted",

@@ -29,6 +29,8 @@ from hf_specdec.prompt import Prompt
 # Slots added to the prompt at first; caches for long generations grow by doubling from there.
 _INITIAL_SLOTS = 512
 _LAYER_TYPES = ("full_attention", "sliding_attention", "indexed_attention")
+# What transformers calls a layer without a state of its own.
+_STATELESS = "dummy"
 _PER_TOKEN = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
 
@@ -55,14 +57,27 @@ def layer_types(model: PreTrainedModel) -> list[str]:
     return get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))[0]
 
 
-def attention_layers(model: PreTrainedModel) -> tuple[list[int | None], list[str]]:
+def attention_layers(
+    model: PreTrainedModel,
+) -> tuple[list[int | None], list[str | None]]:
     """Window (or ``None``) and layer type of each layer of the target's cache.
+
+    A layer that attends with the keys of an earlier one (Gemma 3n, Gemma 4) has its window, but
+    ``None`` for the type of its cache.
 
     Raises:
         ValueError: a layer keeps a state that has no place in a `RaggedCache`.
     """
-    types, kwargs = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
-    unsupported = sorted(set(types) - set(_LAYER_TYPES))
+    config: Any = model.config.get_text_config(decoder=True)
+    types, kwargs = get_layer_types_and_kwargs(config)
+    windows = [layer_kwargs.get("sliding_window") for layer_kwargs in kwargs]
+    kept: list[str | None] = list(types)
+    for i, mode in enumerate(getattr(config, "kv_sharing_modes", None) or ()):
+        if mode == "reuse" and types[i] == _STATELESS:
+            kept[i] = None
+            if config.layer_types[i] == "sliding_attention":
+                windows[i] = config.per_layer_config[i].sliding_window
+    unsupported = sorted({name for name in kept if name is not None} - set(_LAYER_TYPES))
     if unsupported:
         raise ValueError(
             f"The target {type(model).__name__} has layers of type {', '.join(unsupported)}, whose "
@@ -70,7 +85,7 @@ def attention_layers(model: PreTrainedModel) -> tuple[list[int | None], list[str
             f"whose layers are {', '.join(_LAYER_TYPES)}; call generate() without assistant_model "
             "for this one."
         )
-    return [layer_kwargs.get("sliding_window") for layer_kwargs in kwargs], types
+    return windows, kept
 
 
 class TargetRunner(ABC):
@@ -301,7 +316,9 @@ class RaggedTarget(TargetRunner):
         if given is not None and given.get_seq_length() > 0:
             layers: list[Any] = given.layers
             states = [
-                (layer.keys, layer.values) if layer.is_initialized else None for layer in layers
+                # A layer without keys of its own is initialized, and has none.
+                None if getattr(layer, "keys", None) is None else (layer.keys, layer.values)
+                for layer in layers
             ]
             self.cache.load(states, given.get_seq_length())
             for own, layer in zip(self.cache.ragged_layers, layers, strict=True):

@@ -1,7 +1,16 @@
 """Ways of drafting: one file each, all of them `Drafter` subclasses."""
 
 from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep
+from hf_specdec.drafters.gemma4 import Gemma4Drafter
 from hf_specdec.drafters.mlp import MLPDrafter
 from hf_specdec.drafters.mtp import MTPDrafter
 
-__all__ = ["Drafter", "Feed", "MLPDrafter", "MTPDrafter", "PickToken", "VerifiedStep"]
+__all__ = [
+    "Drafter",
+    "Feed",
+    "Gemma4Drafter",
+    "MLPDrafter",
+    "MTPDrafter",
+    "PickToken",
+    "VerifiedStep",
+]

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_specdec.config import Method
@@ -118,6 +119,14 @@ class Drafter(CandidateGenerator, ABC):
             prompt: where the prompt's tokens stand; ``None`` in transformers' own loop, where
                 there is one row without padding.
             num_draft_tokens: the most that `propose` will be asked for; ``None`` if not known.
+        """
+
+    def share_cache(self, cache: Cache) -> None:
+        """Be shown the target's keys and values, right after `start`; most drafters need none.
+
+        Args:
+            cache: the target's own. When `propose` is called it counts all tokens but the last one
+                of each row, and its rows are in the order of the proposal's.
         """
 
     @abstractmethod
