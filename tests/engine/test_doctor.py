@@ -78,17 +78,18 @@ def test_a_small_difference_is_nobodys_fault():
     assert feed_table([finding(50, True)]).row_count == 1
 
 
-class TestCommand:
-    @pytest.fixture(scope="class")
-    def folder(self, tmp_path_factory):
-        """A target with MTP layers and a tokenizer of characters."""
-        folder = tmp_path_factory.mktemp("target")
-        trained_target("post_norm").save_pretrained(folder)
-        tokenizer = Tokenizer(WordLevel({chr(97 + i): i for i in range(26)}, unk_token="a"))
-        tokenizer.pre_tokenizer = Split(Regex("."), "isolated")  # type: ignore[assignment]
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
-        return folder
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A target with MTP layers and a tokenizer of characters."""
+    folder = tmp_path_factory.mktemp("target")
+    trained_target("post_norm").save_pretrained(folder)
+    tokenizer = Tokenizer(WordLevel({chr(97 + i): i for i in range(26)}, unk_token="a"))
+    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")  # type: ignore[assignment]
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return folder
 
+
+class TestCommand:
     def test_it_prints_a_table_and_a_verdict(self, folder, tmp_path):
         (tmp_path / "prompts").write_text("hello there\nwho goes\n")
         result = CliRunner().invoke(
