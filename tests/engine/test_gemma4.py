@@ -148,6 +148,21 @@ class TestDrafts:
                 ids = texts[row][: count + 1]
                 assert draft == draft_without_caches(target, model, ids, len(draft), offset)
 
+    def test_they_go_on_from_a_given_cache(self):
+        target, inputs = gemma4_target("E2B"), prompts_of(21, 1)
+        model = gemma4_assistant(target)
+        text = target.generate(**inputs, max_new_tokens=40, do_sample=False).tolist()
+        first = speculate(target, inputs, Watched(model, text), 3, 15, do_sample=False)
+        ids = torch.tensor([text[0][: 21 + 20]])
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "cache": first.cache}
+        drafter = Watched(model, text)
+        output = speculate(target, inputs, drafter, 3, 20, do_sample=False)
+        assert output.sequences.tolist() == text
+        assert len(drafter.drafts) > 4
+        for _, count, draft in drafter.drafts:
+            ids = text[0][: count + 1]
+            assert draft == draft_without_caches(target, model, ids, len(draft), 0)
+
     def test_the_first_one_is_transformers_own(self):
         # Where nothing has been rejected, and within the window, the conventions agree.
         target, inputs = gemma4_target("31B"), prompts_of(WINDOW - 2, 1)
@@ -285,15 +300,16 @@ class TestDistribution:
         return stats.chisquare(observed, wanted, sum_check=False).pvalue
 
     @torch.no_grad()
+    @pytest.mark.parametrize("centroids", [False, True])
     @pytest.mark.parametrize("verification", ["match", "rejection"])
-    def test_joint_distribution_is_the_targets(self, verification):
+    def test_joint_distribution_is_the_targets(self, verification, centroids):
         target, temperature = gemma4_target("31B"), 3.0
         joint = self.exact(target, temperature)
         torch.manual_seed(1)
         ids = self.PROMPT.repeat(self.ROWS, 1)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         output = speculate(
-            target, inputs, gemma4_assistant(target), 2, 3, do_sample=True,
+            target, inputs, gemma4_assistant(target, centroids), 2, 3, do_sample=True,
             temperature=temperature, top_k=self.KEPT, verification=verification,
         )  # fmt: skip
         assert output.speculation.num_accepted_tokens > 50, "no draft was ever accepted"
