@@ -5,9 +5,10 @@
 
 A GLM-4.5-MoE of a few layers is trained on this repository's text for a minute, its MTP layer with
 it, and saved in the published layout. Every prompt is then continued by plain ``generate``, by
-transformers' loop and by this library's, one after the other. A first call is one of a process in
-which nothing has been read yet: transformers reads the MTP weights in every call, this library in
-the first. Batches are measured against plain ``generate``, as transformers refuses them.
+transformers' loop and by this library's, one after the other. transformers reads the MTP weights in
+every call; this library once, when they are attached or first used. First calls are those of a
+freshly loaded target, here with and without ``attach`` before. Batches are measured against plain
+``generate``, as transformers refuses them.
 """
 
 import argparse
@@ -46,13 +47,13 @@ def new_pair(arguments):
         vocab_size=VOCABULARY,
         hidden_size=arguments.hidden,
         intermediate_size=3 * arguments.hidden,
-        moe_intermediate_size=arguments.hidden,
+        moe_intermediate_size=arguments.hidden // 2,
         num_hidden_layers=arguments.layers,
         num_attention_heads=8,
         num_key_value_heads=4,
         head_dim=arguments.hidden // 8,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
+        n_routed_experts=arguments.experts,
+        num_experts_per_tok=4,
         num_nextn_predict_layers=1,
         max_position_embeddings=4096,
         pad_token_id=None,
@@ -110,8 +111,25 @@ def save(target, network, folder):
     )
     for name, tensor in network.state_dict().items():
         ((ours, published),) = (pair for pair in names if name.startswith(pair[0]))
-        weights[prefix + published + name.removeprefix(ours)] = tensor.contiguous()
+        key = prefix + published + name.removeprefix(ours)
+        if ".mlp.experts." in key:
+            weights |= one_by_one(key, tensor)
+        else:
+            weights[key] = tensor.contiguous()
     save_file(weights, file, {"format": "pt"})
+
+
+def one_by_one(key, experts):
+    """Experts are published one by one; transformers' layers hold them joined."""
+    prefix, _, name = key.rpartition(".")
+    parts = {name: experts}
+    if name == "gate_up_proj":
+        parts = dict(zip(("gate_proj", "up_proj"), experts.chunk(2, dim=1), strict=True))
+    return {
+        f"{prefix}.{i}.{part}.weight": tensor[i].contiguous()
+        for part, tensor in parts.items()
+        for i in range(len(tensor))
+    }
 
 
 def load(folder):
@@ -147,13 +165,17 @@ def plain(target, ids, **kwargs):
 
 def first_calls(folder, prompt, common, repeats):
     """Seconds of first calls, medians, each on a freshly loaded target."""
-    seconds = {theirs: [], ours: []}
+    seconds = {"theirs": [], "ours": [], "attach": [], "ours_attached": []}
     for _ in range(repeats):
-        for way, times in seconds.items():
+        for name, way in (("theirs", theirs), ("ours", ours), ("ours_attached", plain)):
             target = load(folder)
             plain(target, prompt, **{**common, "max_new_tokens": 4})
-            times.append(timed(lambda way=way, target=target: way(target, prompt, **common))[0])
-    return {way.__name__: statistics.median(times) for way, times in seconds.items()}
+            if name == "ours_attached":
+                elapsed, _ = timed(lambda t=target: hf_specdec.attach(t, {"method": "mtp"}))
+                seconds["attach"].append(elapsed)
+            elapsed, _ = timed(lambda way=way, target=target: way(target, prompt, **common))
+            seconds[name].append(elapsed)
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def later_calls(target, prompts, common, repeats):
@@ -193,9 +215,10 @@ def batches(target, prompts, common, repeats):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=150, help="of training; 0 leaves it random")
-    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=10)
+    parser.add_argument("--experts", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=100, help="of training; 0 leaves it random")
+    parser.add_argument("--new-tokens", type=int, nargs="+", default=[32, 128])
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
@@ -206,24 +229,44 @@ def main():
     data = text_of_the_repository()
     target, network = new_pair(arguments)
     train(target, network, data, arguments)
-    common = {"do_sample": False, "max_new_tokens": arguments.new_tokens, "pad_token_id": 0}
     starts = torch.linspace(0, len(data) - 65, arguments.prompts).long().tolist()
     prompts = [data[start : start + 64][None] for start in starts]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save(target.eval(), network.eval(), folder)
-        first = first_calls(folder, prompts[0], common, arguments.repeats)
-        target = load(folder)
-        told = ours(target, prompts[0], **common, return_dict_in_generate=True).speculation
-        later, identical = later_calls(target, prompts, common, arguments.repeats)
-        ratios, refused = batches(target, prompts, common, arguments.repeats)
+        rows = [measure(folder, prompts, length, arguments) for length in arguments.new_tokens]
     numbers = {
         "parameters": sum(p.numel() for p in target.parameters()),
         "mtp_parameters": sum(p.numel() for p in network.parameters()),
+        "rows": rows,
+        "machine": {
+            "threads": torch.get_num_threads(),
+            "processor": platform.processor() or platform.machine(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
+    show(rows, Console())
+    print(numbers["parameters"], numbers["mtp_parameters"], numbers["machine"])
+    if arguments.json:
+        arguments.json.write_text(json.dumps(numbers, indent=2) + "\n")
+
+
+def measure(folder, prompts, new_tokens, arguments):
+    """One line of the table."""
+    common = {"do_sample": False, "max_new_tokens": new_tokens, "pad_token_id": 0}
+    first = first_calls(folder, prompts[0], common, arguments.repeats)
+    target = load(folder)
+    stats = hf_specdec.SpeculationStats()
+    for prompt in prompts:
+        stats += ours(target, prompt, **common, return_dict_in_generate=True).speculation
+    later, identical = later_calls(target, prompts, common, arguments.repeats)
+    ratios, refused = batches(target, prompts, common, arguments.repeats)
+    return {
+        "new_tokens": new_tokens,
         "first_call_seconds": first,
-        "first_call_ratio": first["theirs"] / first["ours"],
         "later_tokens_per_second": {
-            way: arguments.new_tokens / statistics.median(times) for way, times in later.items()
+            way: new_tokens / statistics.median(times) for way, times in later.items()
         },
         "later_ratio_to_transformers": statistics.median(
             a / b for a, b in zip(later["theirs"], later["ours"], strict=True)
@@ -235,41 +278,31 @@ def main():
         "batch": len(prompts),
         "batch_ratio_to_plain": statistics.median(ratios),
         "batch_refused_by_transformers": refused,
-        "acceptance": told.per_position,
-        "machine": {
-            "threads": torch.get_num_threads(),
-            "processor": platform.processor() or platform.machine(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "acceptance": stats.per_position,
     }
-    show(numbers, Console())
-    if arguments.json:
-        arguments.json.write_text(json.dumps(numbers, indent=2) + "\n")
 
 
-def show(numbers, console):
+def show(rows, console):
     """The measurements as a table."""
-    table = Table(title="MTP on the same weights")
-    for column in ("", "plain", "transformers' use_mtp", "hf_specdec", "ratio"):
+    table = Table(title="MTP on the same weights: this library against transformers' use_mtp=True")
+    for column in (
+        "new tokens", "first call", "first, attached", "later calls", "later, to plain",
+        f"batch {rows[0]['batch']}, to plain", "identical", "acceptance",
+    ):  # fmt: skip
         table.add_column(column, justify="right")
-    first, later = numbers["first_call_seconds"], numbers["later_tokens_per_second"]
-    table.add_row(
-        "first call, s", "", f"{first['theirs']:.2f}", f"{first['ours']:.2f}",
-        f"{numbers['first_call_ratio']:.2f}x",
-    )  # fmt: skip
-    table.add_row(
-        "later calls, tok/s", f"{later['plain']:.0f}", f"{later['theirs']:.0f}",
-        f"{later['ours']:.0f}", f"{numbers['later_ratio_to_transformers']:.2f}x",
-    )  # fmt: skip
-    refused = "refused" if numbers["batch_refused_by_transformers"] else "runs"
-    table.add_row(
-        f"batch {numbers['batch']}, against plain", "", refused, "",
-        f"{numbers['batch_ratio_to_plain']:.2f}x",
-    )  # fmt: skip
+    for row in rows:
+        first = row["first_call_seconds"]
+        table.add_row(
+            str(row["new_tokens"]),
+            f"{first['theirs'] / first['ours']:.2f}x",
+            f"{first['theirs'] / first['ours_attached']:.2f}x",
+            f"{row['later_ratio_to_transformers']:.2f}x",
+            f"{row['later_ratio_to_plain']:.2f}x",
+            f"{row['batch_ratio_to_plain']:.2f}x",
+            row["identical"],
+            f"{row['acceptance'][0]:.2f}",
+        )
     console.print(table)
-    rest = {k: v for k, v in numbers.items() if k not in ("first_call_seconds",)}
-    console.print(rest)
 
 
 if __name__ == "__main__":

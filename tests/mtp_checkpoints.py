@@ -161,9 +161,9 @@ def _step(n: int) -> dict[str, tuple[int, ...] | None]:
     keys: dict[str, tuple[int, ...] | None] = {}
     for i in range(LAYERS, LAYERS + n):
         p = f"model.layers.{i}."
-        keys |= _norms(f"{p}enorm", f"{p}hnorm", f"{p}transformer.shared_head.norm")
+        keys |= _norms(f"{p}enorm", f"{p}hnorm", f"{p}shared_head.norm")
         keys[f"{p}eh_proj.weight"] = (HIDDEN, 2 * HIDDEN)
-        keys[f"{p}transformer.shared_head.output.weight"] = (VOCAB_SIZE, HIDDEN)
+        keys[f"{p}shared_head.output.weight"] = (VOCAB_SIZE, HIDDEN)
         keys[f"{p}{{block}}"] = None
     return keys
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 from transformers import (
@@ -76,7 +77,8 @@ def feed_table(findings: Sequence[Finding]) -> Table:
         name = finding.feeding.name if configured else f"… but {finding.feeding.name}"
         table.add_row(
             "→" if configured else "",
-            name,
+            # Brackets in it are not markup.
+            escape(name),
             " ".join(f"{rate:.2f}" for rate in finding.stats.per_position),
             f"{finding.stats.mean_acceptance_length:.2f}",
             str(finding.stats.num_drafts),
@@ -90,7 +92,7 @@ def verdict(findings: Sequence[Finding]) -> str:
     better = better_than_configured(findings)
     if better:
         return (
-            f"[yellow]More drafts are accepted with: {better[0].feeding.name} "
+            f"[yellow]More drafts are accepted with: {escape(better[0].feeding.name)} "
             f"({better[0].first:.2f} of the first tokens). The configured feed (→) is probably "
             "wrong for this checkpoint."
         )

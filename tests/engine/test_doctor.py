@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from mtp_training import text
+from rich.markup import escape
 from test_mtp import trained_target
 from tiny_models import ScriptedDrafter
 from tokenizers import Regex, Tokenizer
@@ -51,7 +52,7 @@ def test_a_wrong_one_is_found(change, name):
     findings = examined(MiMoMTP(trained_target("post_norm")).with_switches(**change))
     best = better_than_configured(findings)[0]
     assert best.feeding.name == name and best.first > findings[0].first + 0.1
-    assert name in verdict(findings) and "probably wrong" in verdict(findings)
+    assert escape(name) in verdict(findings) and "probably wrong" in verdict(findings)
 
 
 def test_an_mlp_speculator_has_two(make_speculator, make_target):
@@ -103,6 +104,8 @@ class TestCommand:
         )
         assert result.exit_code == 0, result.output
         assert "Acceptance under every plausible feed" in result.output and "→" in result.output
+        # Brackets are shown, not taken for markup.
+        assert "[state," in result.output and "[embedding," in result.output
 
     def test_an_assistant(self, folder, tmp_path, make_speculator):
         speculator = make_speculator(emb_dim=64)

@@ -22,6 +22,7 @@ from transformers.modeling_layers import MtpModel
 
 import hf_specdec
 from hf_specdec.drafters import MTPDrafter, mtp
+from hf_specdec.modeling.mtp import FAMILIES as ROWS
 from hf_specdec.modeling.mtp import MTPModel, checkpoint_mtp, load_mtp
 from hf_specdec.registry import mtp_network
 
@@ -268,6 +269,49 @@ def test_first_pass_agrees_with_transformers(name):
     unmasked = first_pass(ours.with_switches(mask_position_0=False))
     torch.testing.assert_close(unmasked, expected, atol=1e-4, rtol=1e-4)
     assert not torch.allclose(first_pass(ours)[:, 0], expected[:, 0], atol=1e-2)
+
+
+@torch.no_grad()
+def test_step_agrees_with_transformers_but_for_what_is_known():
+    """transformers feeds it the state behind the norm, and uses the target's head for all."""
+    target = mtp_checkpoints.load("step3p7")
+    target._keys_to_ignore_on_load_unexpected = [rf"layers\.{LAYERS + i}\." for i in range(3)]
+    theirs, ours = MtpModel.from_pretrained(target), load_mtp(target)
+    ids = batch(1)["input_ids"]
+    states = states_of(target, ids)
+    following = torch.cat([ids[:, 1:], torch.tensor([[7]])], dim=1)
+    positions = torch.arange(ids.shape[1])[None]
+    distance = positions[0, :, None] - positions[0]
+    hidden_keys = (distance < 0) | (distance >= ours.config.sliding_window)
+    mask = torch.zeros(distance.shape).masked_fill(hidden_keys, torch.finfo().min)[None, None]
+    expected = theirs.forward_layer(0, states, positions + 1, None, input_ids=following)
+    found = ours(states, ours.embed(following, positions), positions, {"sliding_attention": mask})
+    norms: Any = ours.final_norm
+    torch.testing.assert_close(norms[0](found), expected, atol=1e-4, rtol=1e-4)
+    assert ours.feed == "pre_norm"
+    assert not torch.allclose(ours.logits(found), theirs._project_to_logits(expected), atol=0.1)
+
+
+def test_ling_is_refused_by_transformers():
+    target = target_of("bailing_hybrid")
+    with pytest.raises(ValueError, match="mtp_layer_types"):
+        target.config.get_mtp_config()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "rest", "name"),
+    [
+        ("step3p5", "layers.1.transformer.shared_head.output.weight", "heads.1.weight"),
+        ("step3p5", "layers.1.transformer.shared_head.norm.weight", "final_norm.1.weight"),
+        ("step3p5", "layers.0.transformer.self_attn.q_proj.weight", "blocks.0.0.self_attn.q_proj."),
+        ("deepseek_v3", "layers.0.embed_tokens.weight", None),
+        ("qwen3_next", "embed_tokens.weight", None),
+        ("bailing_hybrid", "layers.0.shared_head.norm.weight", "final_norm.0.weight"),
+    ],
+)
+def test_other_spellings_that_are_published(model_type, rest, name):
+    found = ROWS[model_type].rename(rest)
+    assert found == name or (found is not None and found.startswith(str(name)))
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from hf_specdec import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel, lockstep
 
 # torch has no grouped matmul for experts in float64.
-_WITH_EXPERTS = {"lfm2_moe", "qwen3_5_moe_text", "qwen3_next"}
+_WITH_EXPERTS = {"bailing_hybrid", "lfm2_moe", "qwen3_5_moe_text", "qwen3_next"}
 FAMILIES = {k: v for k, v in {**CONFIGS, **HYBRIDS}.items() if k not in _WITH_EXPERTS}
 PENALTIES: dict[str, st.SearchStrategy] = {
     "repetition_penalty": st.sampled_from([0.7, 1.3, 2.0]),
