@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from hf_specdec import compatibility
 from hf_specdec.config import SpeculativeConfig
-from hf_specdec.drafters import Drafter
+from hf_specdec.drafters import Drafter, Gemma4Drafter
 from hf_specdec.schedule import (
     DraftLength,
     check_confidence_threshold,
@@ -76,6 +76,9 @@ def _num_draft_tokens(
     """K: the call's argument, its config, the assistant's config, SpeculativeConfig, checkpoint."""
     name = "num_assistant_tokens"
     own = getattr(assistant_model, "generation_config", None)
+    if isinstance(drafter, Gemma4Drafter):
+        # Published with the checkpoint: its default, which a SpeculativeConfig comes before.
+        own = None
     for value, source, default in (
         (options[name], name, None),
         (getattr(generation_config, name), f"generation_config.{name}", 20),

@@ -52,14 +52,7 @@ class TargetOutput:
     attentions: tuple[torch.Tensor, ...] | None = None
 
 
-def layer_types(model: PreTrainedModel) -> list[str]:
-    """The kind of state that each layer of the target keeps, in transformers' words."""
-    return get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))[0]
-
-
-def attention_layers(
-    model: PreTrainedModel,
-) -> tuple[list[int | None], list[str | None]]:
+def attention_layers(model: PreTrainedModel) -> tuple[list[int | None], list[str | None]]:
     """Window (or ``None``) and layer type of each layer of the target's cache.
 
     A layer that attends with the keys of an earlier one (Gemma 3n, Gemma 4) has its window, but

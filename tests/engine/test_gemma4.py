@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from gemma4_models import TARGETS, WINDOW, gemma4_assistant, gemma4_target
+from operations import Operations
 from scipy import stats
 from test_gemma4_targets import prompts_of
 from tiny_models import new_tokens, row_by_row
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.generation import GenerationMixin
 
 from hf_specdec import integration
@@ -148,6 +148,21 @@ class TestDrafts:
                 ids = texts[row][: count + 1]
                 assert draft == draft_without_caches(target, model, ids, len(draft), offset)
 
+    def test_they_go_on_from_a_given_cache(self):
+        target, inputs = gemma4_target("E2B"), prompts_of(21, 1)
+        model = gemma4_assistant(target)
+        text = target.generate(**inputs, max_new_tokens=40, do_sample=False).tolist()
+        first = speculate(target, inputs, Watched(model, text), 3, 15, do_sample=False)
+        ids = torch.tensor([text[0][: 21 + 20]])
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "cache": first.cache}
+        drafter = Watched(model, text)
+        output = speculate(target, inputs, drafter, 3, 20, do_sample=False)
+        assert output.sequences.tolist() == text
+        assert len(drafter.drafts) > 4
+        for _, count, draft in drafter.drafts:
+            ids = text[0][: count + 1]
+            assert draft == draft_without_caches(target, model, ids, len(draft), 0)
+
     def test_the_first_one_is_transformers_own(self):
         # Where nothing has been rejected, and within the window, the conventions agree.
         target, inputs = gemma4_target("31B"), prompts_of(WINDOW - 2, 1)
@@ -199,20 +214,6 @@ def _watch_only(self, token_ids, num_draft_tokens, pick=None):
     return draft
 
 
-class Largest(TorchDispatchMode):
-    """The largest tensor that any operator makes."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and not func.is_view:
-            self.numel = max(self.numel, result.numel())
-        return result
-
-
 class TestMemory:
     def test_keys_are_read_where_they_are(self, monkeypatch):
         target, inputs = gemma4_target("31B"), prompts_of(400, 2)
@@ -225,9 +226,9 @@ class TestMemory:
                 for view, buffer in zip(shared[name], (buffers.keys, buffers.values), strict=True):
                     assert view.data_ptr() == buffer.data_ptr()
                     assert view.stride() == buffer.stride()
-            with Largest() as largest:
+            with Operations() as operations:
                 result = step(embeds, states, position_ids, shared, masks)
-            assert largest.numel < shared["full_attention"][0].numel() / 4
+            assert operations.largest < shared["full_attention"][0].numel() / 4
             seen.append(shared["full_attention"][0].shape[2])
             return result
 
@@ -235,6 +236,25 @@ class TestMemory:
         monkeypatch.setattr(Watched, "propose", _watch_only)
         speculate(target, inputs, drafter, 3, do_sample=False)
         assert seen[0] == 400 and seen[-1] > 410
+
+    @pytest.mark.parametrize("centroids", [False, True])
+    def test_a_proposal_waits_for_no_device(self, monkeypatch, centroids):
+        target, inputs = gemma4_target("E2B"), prompts_of(30, 3)
+        assistant = gemma4_assistant(target, centroids)
+        assistant.generation_config.suppress_tokens = [7]
+        names: set[str] = set()
+
+        def watch(self, *args, **kwargs):
+            with Operations() as operations:
+                draft = propose(self, *args, **kwargs)
+            names.update(operations.names)
+            return draft
+
+        propose = Gemma4Drafter.propose
+        monkeypatch.setattr(Gemma4Drafter, "propose", watch)
+        speculate(target, inputs, assistant, 3, do_sample=False)
+        assert "aten.mm.default" in names or "aten.addmm.default" in names
+        assert not [n for n in names if "_local_scalar" in n or "nonzero" in n or "unique" in n]
 
     @pytest.mark.parametrize("chunk", [None, 16])
     def test_sliding_layers_keep_a_window_and_k_more(self, chunk):
@@ -285,15 +305,16 @@ class TestDistribution:
         return stats.chisquare(observed, wanted, sum_check=False).pvalue
 
     @torch.no_grad()
+    @pytest.mark.parametrize("centroids", [False, True])
     @pytest.mark.parametrize("verification", ["match", "rejection"])
-    def test_joint_distribution_is_the_targets(self, verification):
+    def test_joint_distribution_is_the_targets(self, verification, centroids):
         target, temperature = gemma4_target("31B"), 3.0
         joint = self.exact(target, temperature)
         torch.manual_seed(1)
         ids = self.PROMPT.repeat(self.ROWS, 1)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         output = speculate(
-            target, inputs, gemma4_assistant(target), 2, 3, do_sample=True,
+            target, inputs, gemma4_assistant(target, centroids), 2, 3, do_sample=True,
             temperature=temperature, top_k=self.KEPT, verification=verification,
         )  # fmt: skip
         assert output.speculation.num_accepted_tokens > 50, "no draft was ever accepted"

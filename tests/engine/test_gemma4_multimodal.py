@@ -4,6 +4,9 @@ import pytest
 import torch
 from gemma4_models import gemma4_assistant, gemma4_multimodal, multimodal_prompts
 
+from hf_specdec.drafters import Gemma4Drafter
+from hf_specdec.modeling.gemma4_mtp import Gemma4MTPSwitches
+
 NEW = 20
 
 
@@ -27,6 +30,11 @@ class TestSameText:
                 assistant_model=gemma4_assistant(target, centroids=k == 3),
             )  # fmt: skip
             assert torch.equal(output, plain)
+        drafter = Gemma4Drafter(gemma4_assistant(target), Gemma4MTPSwitches(feed="pre_norm"))
+        output = target.generate(
+            **inputs, max_new_tokens=NEW, do_sample=False, assistant_model=drafter
+        )
+        assert torch.equal(output, plain)
 
     def test_sampled(self, name, rows):
         target, inputs = gemma4_multimodal(name), self.prompts(name, rows)

@@ -69,6 +69,9 @@ class TestConfigs:
         assert drafted(target, assistant_model=assistant) == 4
         assert drafted(target, assistant_model=Gemma4Drafter(assistant)) == 4
         assert drafted(target, assistant_model=assistant, num_assistant_tokens=2) == 2
+        # It is the checkpoint's default, and no wish of the user's.
+        hf_specdec.attach(target, {"model": assistant, "num_speculative_tokens": 1})
+        assert drafted(target) == 1
 
     def test_it_is_read_in_the_targets_dtype(self, target, tmp_path):
         gemma4_assistant(target).save_pretrained(tmp_path)

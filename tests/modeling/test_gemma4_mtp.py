@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 from gemma4_models import WINDOW, assistant_config, gemma4_assistant, gemma4_target
+from operations import Operations
 from tiny_models import VOCAB_SIZE
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -62,22 +62,6 @@ def masks_of_transformers(model: Any, shared: dict[str, Any]) -> dict[str, torch
         seen = torch.ones(ROWS, 1, 1, keys, dtype=torch.bool) if mask is None else mask
         masks[name] = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo().min)
     return masks
-
-
-class Operations(TorchDispatchMode):
-    """Which operators run, and the largest tensor any of them makes."""
-
-    def __init__(self):
-        super().__init__()
-        self.names: set[str] = set()
-        self.largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.names.add(str(func))
-        if isinstance(result, torch.Tensor) and not func.is_view:
-            self.largest = max(self.largest, result.numel())
-        return result
 
 
 @torch.no_grad()
