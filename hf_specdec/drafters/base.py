@@ -65,6 +65,35 @@ class VerifiedStep:
     num_accepted: torch.Tensor
     host_num_accepted: Sequence[int]
 
+    def last_states(self) -> torch.Tensor:
+        """The state ``[n, d]`` at the last right position of every row."""
+        states = self.hidden_states
+        if states.shape[1] == 1:
+            return states[:, 0]
+        row = torch.arange(states.shape[0], device=states.device)
+        return states[row, self.num_accepted]
+
+
+def check_device(model: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Raise ValueError unless an assistant is where the target computes its states.
+
+    Args:
+        model: the assistant.
+        target: the model it drafts for.
+    """
+    head: Any = target.get_output_embeddings()
+    if model.device != head.weight.device:
+        device = str(head.weight.device)
+        raise ValueError(
+            f"assistant_model is on device {model.device}, but the target computes its hidden "
+            f"states on {device}. Move it: assistant_model.to({device!r})."
+        )
+    if model.device.type == "meta":
+        raise ValueError(
+            "assistant_model and the target are on device meta and have no weights. Load them "
+            "with from_pretrained."
+        )
+
 
 class Drafter(CandidateGenerator, ABC):
     """Proposes draft tokens for the rows of one ``generate`` call.

@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache
 from hf_specdec.attention import grouped_attention
 from hf_specdec.cache import RaggedCache
 from hf_specdec.config import Method
-from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep
+from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep, check_device
 from hf_specdec.modeling.gemma4_mtp import Gemma4MTP, Gemma4MTPSwitches, States, shared_layers
 from hf_specdec.prompt import Prompt
 
@@ -122,17 +122,7 @@ class Gemma4Drafter(Drafter):
     def check(self, target: PreTrainedModel) -> None:
         """Raise ValueError unless sizes, device and dtype fit the target."""
         self.check_config(target)
-        head_device = target.get_output_embeddings().weight.device
-        if self.model.device != head_device:
-            raise ValueError(
-                f"assistant_model is on device {self.model.device}, but the target computes its "
-                f"hidden states on {head_device}. Move it: assistant_model.to({str(head_device)!r})"
-            )
-        if self.model.device.type == "meta":
-            raise ValueError(
-                "assistant_model and the target are on device meta and have no weights. Load them "
-                "with from_pretrained."
-            )
+        check_device(self.model, target)
         if self.model.dtype != target.dtype:
             raise ValueError(
                 f"assistant_model is in {self.model.dtype}, but attends to the keys of the target, "
@@ -163,11 +153,7 @@ class Gemma4Drafter(Drafter):
 
     def observe(self, step: VerifiedStep) -> None:
         """Keep the state ``[n, D]`` at the last right position."""
-        row = torch.arange(step.hidden_states.shape[0], device=step.hidden_states.device)
-        states = step.hidden_states
-        self._hidden_states = (
-            states[:, 0] if states.shape[1] == 1 else states[row, step.num_accepted]
-        )
+        self._hidden_states = step.last_states()
 
     def propose(
         self, token_ids: torch.Tensor, num_draft_tokens: int, pick: PickToken | None = None

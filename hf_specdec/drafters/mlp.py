@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.config import Method
-from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep
+from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep, check_device
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
 from hf_specdec.prompt import Prompt
 
@@ -74,18 +74,7 @@ class MLPDrafter(Drafter):
     def check(self, target: PreTrainedModel) -> None:
         """Raise ValueError unless width, vocabulary and device fit the target."""
         self.check_config(target)
-        head_device = target.get_output_embeddings().weight.device
-        device = self.model.device
-        if device != head_device:
-            raise ValueError(
-                f"assistant_model is on device {device}, but the target computes its hidden states "
-                f"on {head_device}. Move it: assistant_model.to({str(head_device)!r})."
-            )
-        if device.type == "meta":
-            raise ValueError(
-                "assistant_model and the target are on device meta and have no weights. Load them "
-                "with from_pretrained."
-            )
+        check_device(self.model, target)
 
     def start(
         self,
@@ -104,13 +93,7 @@ class MLPDrafter(Drafter):
 
     def observe(self, step: VerifiedStep) -> None:
         """Keep the state at the last accepted position: ``[n, d]``, in the speculator's dtype."""
-        hidden_states = step.hidden_states
-        if hidden_states.shape[1] == 1:
-            state = hidden_states[:, 0]
-        else:
-            row = torch.arange(hidden_states.shape[0], device=hidden_states.device)
-            state = hidden_states[row, step.num_accepted]
-        self._hidden_states = state.to(self.model.dtype)
+        self._hidden_states = step.last_states().to(self.model.dtype)
 
     def propose(
         self, token_ids: torch.Tensor, num_draft_tokens: int, pick: PickToken | None = None
