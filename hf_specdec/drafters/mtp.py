@@ -109,6 +109,9 @@ class _Span:
     def tail(self, size: int) -> _Span:
         """The last ``size`` entries, without the tokens that follow."""
         last = torch.full_like(self.last, size - 1)
+        if size == 0:
+            # One module, as in most families: nothing is ever run again.
+            return _Span(self.hidden[:, :0], self.ids[:, :0], last, [-1] * len(self.host_last))
         index = (self.last - size + 1)[:, None] + torch.arange(size, device=last.device)
         hidden = self.hidden.gather(1, index[..., None].expand(-1, -1, self.hidden.shape[-1]))
         return _Span(hidden, self.ids.gather(1, index), last, [size - 1] * len(self.host_last))

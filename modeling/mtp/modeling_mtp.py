@@ -49,6 +49,11 @@ class MTPModel(PreTrainedModel):
         self._layers_per_module = _layers_per_module(target)
         super().__init__(mtp_config(target, family, num_modules * self._layers_per_module))
         self.family = family
+        self._layer_types = _layer_types(self.config, num_modules * self._layers_per_module)
+        rotary = getattr(target.get_decoder(), "rotary_emb", None)
+        self._rotary_takes_layer_type = (
+            rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
+        )
         self.n_predict = num_modules
         self.switches = family.switches
         # In a tuple, so that the target doesn't become a part of this module.
@@ -117,11 +122,7 @@ class MTPModel(PreTrainedModel):
     @property
     def layer_types(self) -> list[str]:
         """For each decoder layer, in order of its index in the cache, the kind of attention."""
-        types = getattr(self.config, "layer_types", None)
-        if types is None:
-            types = ["full_attention"] * (self.n_predict * self._layers_per_module)
-        special = ("sliding_attention", "indexed_attention")
-        return [t if t in special else "full_attention" for t in types]
+        return self._layer_types
 
     @property
     def layer_windows(self) -> list[int | None]:
@@ -225,7 +226,7 @@ class MTPModel(PreTrainedModel):
         rotary = getattr(self.target.get_decoder(), "rotary_emb", None)
         if rotary is None:
             return None
-        if "layer_type" in inspect.signature(rotary.forward).parameters:
+        if self._rotary_takes_layer_type:
             return rotary(states, position_ids, layer_type)
         return rotary(states, position_ids)
 
@@ -273,6 +274,13 @@ def _layer_class(target: Any) -> Any:
     if target.config.get_text_config(decoder=True).model_type == "longcat_flash":
         return LongcatMTPBlock
     return type(target.get_decoder().layers[-1])
+
+
+def _layer_types(config: Any, num_layers: int) -> list[str]:
+    """The kind of attention of each layer, as far as caches tell them apart."""
+    types = getattr(config, "layer_types", None) or ["full_attention"] * num_layers
+    special = ("sliding_attention", "indexed_attention")
+    return [t if t in special else "full_attention" for t in types]
 
 
 def _layers_per_module(target: Any) -> int:
