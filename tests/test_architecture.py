@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "outputs": {"target"},
     "drafting": {"noise", "processors", "verification"},
     "verification": {"noise"},
-    "drafters": {"attention", "modeling", "noise", "config", "metrics", "prompt", "cache"},
+    "drafters": {"modeling", "noise", "config", "metrics", "prompt", "cache"},
     "registry": {"modeling", "drafters"},
     "decoding": {
         "drafters",

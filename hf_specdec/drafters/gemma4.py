@@ -17,7 +17,6 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from hf_specdec.attention import grouped_attention
 from hf_specdec.cache import RaggedCache
 from hf_specdec.config import Method
 from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep, check_device
@@ -169,19 +168,17 @@ class Gemma4Drafter(Drafter):
             for name, visible in context.visible.items()
         }
         draft_ids: list[torch.Tensor] = []
-        # Without it every key would be copied for each query head that reads it.
-        with grouped_attention(self.model):
-            while len(draft_ids) < num_draft_tokens and not (pick is not None and pick.done):
-                embeds = self._embeddings(token_ids).to(states.device)
-                inner = network.step(embeds, states, context.position_ids, context.shared, masks)
-                token_ids = (
-                    network.most_likely(inner)
-                    if pick is None
-                    else pick(len(draft_ids), network.logits(inner), None)
-                )
-                draft_ids.append(token_ids)
-                if len(draft_ids) < num_draft_tokens:
-                    states = network.recycle(inner)
+        while len(draft_ids) < num_draft_tokens and not (pick is not None and pick.done):
+            embeds = self._embeddings(token_ids).to(states.device)
+            inner = network.step(embeds, states, context.position_ids, context.shared, masks)
+            token_ids = (
+                network.most_likely(inner)
+                if pick is None
+                else pick(len(draft_ids), network.logits(inner), None)
+            )
+            draft_ids.append(token_ids)
+            if len(draft_ids) < num_draft_tokens:
+                states = network.recycle(inner)
         return torch.stack(draft_ids, dim=1)
 
     def keep_rows(self, order: Sequence[int]) -> None:

@@ -41,8 +41,6 @@ class MTPFamily:
         shared_parts: norms and projection exist once for all modules.
         final_norm: whether there is one at all.
         own_heads: every module has an output head of its own.
-        first_module_only: further modules of a checkpoint aren't used.
-        note: what a reader of the table should know.
     """
 
     method: str
@@ -56,7 +54,6 @@ class MTPFamily:
     shared_parts: bool = False
     final_norm: bool = True
     own_heads: bool = False
-    note: str = ""
 
     def locate(self, key: str, num_hidden_layers: int) -> str | None:
         """The part of a checkpoint's key that `names` is about, ``None`` if it isn't MTP's."""
@@ -270,6 +267,7 @@ _ROWS = (
         overrides=_full_attention,
         shared_parts=True,
     ),
+    # All modules of the checkpoint in turn; vLLM uses the first alone.
     MTPFamily(
         "mimo_v2_mtp",
         ("mimo_v2_flash",),
@@ -279,8 +277,8 @@ _ROWS = (
             *_FINAL_LAYERNORM_NAMES,
         ),
         overrides=_mimo_v2,
-        note="all modules of the checkpoint in turn; vLLM uses the first alone",
     ),
+    # A module is several layers (mtp_layers_block_type), and there is one.
     MTPFamily(
         "nemotron_h_mtp",
         ("nemotron_h",),
@@ -293,7 +291,6 @@ _ROWS = (
             (r"^layers\.(\d+)\.", r"blocks.0.\1."),
         ),
         overrides=_nemotron_h,
-        note="a module is several layers (mtp_layers_block_type); one module",
     ),
     MTPFamily(
         "ernie_mtp",
@@ -326,6 +323,7 @@ _ROWS = (
         overrides=_exaone4,
         shared_parts=True,
     ),
+    # A dense layer with one attention, unlike the target's: see `longcat_mtp`.
     MTPFamily(
         "longcat_flash_mtp",
         ("longcat_flash",),
@@ -338,7 +336,6 @@ _ROWS = (
             (r"^embed_tokens\.", None),
             *_DEEPSEEK_NAMES,
         ),
-        note="a dense layer with one attention, unlike the target's",
     ),
     MTPFamily(
         "hy_v3_mtp",

@@ -58,6 +58,7 @@ class TestEveryFamily:
             network = load_mtp(target)
         assert caplog.records == []
         assert network.n_predict == FAMILIES[name].modules
+        assert not any(t.is_meta for t in (*network.parameters(), *network.buffers()))
         stored = load_file(mtp_checkpoints.write(name) / "model-00002-of-00002.safetensors")
         own = ("embed_tokens.", "shared_head.head.")
         numbers = sum(t.numel() for k, t in stored.items() if not any(o in k for o in own))
@@ -445,6 +446,19 @@ class TestReadingOnce:
         found = blocks[0][0].self_attn.o_proj.weight
         torch.testing.assert_close(found, weight, atol=float(scale) * 20, rtol=0.1)
         assert found.dtype == torch.float32
+
+
+def test_factors_of_blocks_at_the_edges():
+    """Weights of more than one block, the last ones cut off."""
+    weight = torch.arange(200 * 150).reshape(200, 150).float().fmod(7).to(torch.float8_e4m3fn)
+    scale = torch.tensor([[1.0, 10.0], [100.0, 1000.0]])
+    found = checkpoint_mtp._dequantize(
+        {"x.weight": weight, "x.weight_scale_inv": scale}, torch.float32
+    )
+    assert list(found) == ["x.weight"]
+    for row, column in ((0, 0), (127, 127), (127, 128), (128, 127), (199, 149)):
+        factor = scale[row // 128, column // 128]
+        assert found["x.weight"][row, column] == weight[row, column].float() * factor
 
 
 def copy_of(name: str, folder: Path) -> Path:
