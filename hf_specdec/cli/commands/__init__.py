@@ -1,0 +1,1 @@
+"""A file for each command: options, help, checks. Nothing heavy is imported at the top."""

