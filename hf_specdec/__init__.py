@@ -19,6 +19,7 @@ from hf_specdec.drafters import Drafter
 from hf_specdec.integration import disable, enable
 from hf_specdec.metrics import SpeculationStats
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
+from hf_specdec.packing import pack_weights, unpack_weights
 from hf_specdec.registry import mtp_network, register
 
 register()
@@ -36,4 +37,6 @@ __all__ = [
     "disable",
     "enable",
     "mtp_network",
+    "pack_weights",
+    "unpack_weights",
 ]

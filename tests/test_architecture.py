@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stopping": set(),
     "modeling": set(),
     "attention": set(),
+    "packing": set(),
     "prompt": set(),
     "schedule": set(),
     "target": {"attention", "cache", "cache_layers", "modeling", "prompt"},
