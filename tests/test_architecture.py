@@ -59,7 +59,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "schedule",
     },
     "compatibility": {"attention", "drafters", "lockstep", "outputs", "target"},
-    "call_options": {"compatibility", "config", "drafters", "schedule"},
+    "auto_length": {"schedule"},
+    "call_options": {"auto_length", "compatibility", "config", "drafters", "schedule"},
     "integration": {
         "call_options",
         "decoding",
@@ -75,7 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "compatibility",
         "resolution",
     },
-    "resolution": {"compatibility", "config", "drafters", "registry"},
+    "resolution": {"compatibility", "config", "drafters", "registry", "schedule"},
     "doctor": {"drafters", "metrics", "registry"},
     "attach": {"integration", "compatibility", "config", "resolution"},
 }
