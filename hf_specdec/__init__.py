@@ -12,6 +12,7 @@ Importing this package registers the drafter networks with the auto classes and 
 serve them; `disable` undoes the latter.
 """
 
+from hf_specdec import publishing
 from hf_specdec._version import __version__
 from hf_specdec.attach import attach, detach
 from hf_specdec.config import SpeculativeConfig
@@ -23,6 +24,7 @@ from hf_specdec.registry import mtp_network, register
 
 register()
 enable()
+publishing.register()
 
 __all__ = [
     "Drafter",

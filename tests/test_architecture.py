@@ -76,6 +76,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "resolution": {"compatibility", "config", "drafters", "registry"},
     "doctor": {"drafters", "metrics", "registry"},
+    "conversion": {"modeling"},
+    "publishing": {"modeling"},
     "attach": {"integration", "compatibility", "config", "resolution"},
 }
 # These may import all units but the ones named.

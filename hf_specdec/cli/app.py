@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from hf_specdec._version import __version__
+from hf_specdec.cli.commands.convert import convert
 from hf_specdec.cli.commands.demo import demo
 from hf_specdec.cli.commands.doctor import doctor
+from hf_specdec.cli.commands.publish import publish
 
 app = typer.Typer(
     name="hf-specdec",
@@ -37,8 +39,10 @@ def _options(
     """Speculative decoding for Hugging Face transformers."""
 
 
+app.command()(convert)
 app.command()(demo)
 app.command()(doctor)
+app.command()(publish)
 
 
 def main() -> None:

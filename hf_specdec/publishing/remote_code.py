@@ -16,6 +16,7 @@ from hf_specdec import modeling
 from hf_specdec._version import __version__
 
 MODELING = Path(modeling.__file__).parent
+_HEADER = "# Copied from hf_specdec"
 _OWN_IMPORT = re.compile(r"^(\s*from )(hf_specdec\.modeling[\w.]*|\.\w+)( import )", re.MULTILINE)
 _RELATIVE = re.compile(r"^\s*from \.(\w+) import ", re.MULTILINE)
 
@@ -71,7 +72,7 @@ def remote_code_files(model_type: str) -> dict[str, str]:
             continue
         source = original(code.folder, module)
         text = flattened(source.read_text(encoding="utf-8"))
-        files[f"{module}.py"] = _header(source) + text
+        files[f"{module}.py"] = header(source) + text
         waiting += _RELATIVE.findall(text)
     return dict(sorted(files.items()))
 
@@ -91,9 +92,18 @@ def flattened(text: str) -> str:
     return _OWN_IMPORT.sub(flat, text)
 
 
-def _header(source: Path) -> str:
-    name = source.relative_to(MODELING).as_posix()
-    return (
-        f"# Copied from hf_specdec {__version__}, modeling/{name} (Apache-2.0), by hf-specdec publish."
-        "\n"
-    )
+def copied(source: Path) -> str:
+    """A file of the package as it is published, with a note of where it comes from."""
+    return header(source) + source.read_text(encoding="utf-8")
+
+
+def is_copied(text: str) -> bool:
+    """Whether a file was written by this package, of any version."""
+    return text.startswith(_HEADER)
+
+
+def header(source: Path) -> str:
+    """The first line of a copy."""
+    folder = MODELING if source.is_relative_to(MODELING) else Path(__file__).parent
+    name = f"{folder.name}/{source.relative_to(folder).as_posix()}"
+    return f"{_HEADER} {__version__}, {name} (Apache-2.0).\n"

@@ -99,7 +99,7 @@ class MiMoModel(Qwen2Model):
         self.post_init()
 
 
-class MiMoForCausalLM(CardOnSave, Qwen2ForCausalLM):
+class MiMoForCausalLM(CardOnSave, Qwen2ForCausalLM):  # type: ignore[misc]
     """MiMo-7B with its head; loads and saves the published layout, MTP layers included."""
 
     config: MiMoConfig

@@ -68,7 +68,7 @@ class MLPSpeculatorOutput(ModelOutput):
     head_losses: Tensor | None = None
 
 
-class MLPSpeculatorPreTrainedModel(CardOnSave, PreTrainedModel):
+class MLPSpeculatorPreTrainedModel(CardOnSave, PreTrainedModel):  # type: ignore[misc]
     """The complete MLP speculator.
 
     The class name is the one that the published configs give as ``architectures``.
