@@ -154,7 +154,7 @@ def _unpickled(path: Path) -> Any:
             f"SOURCE: {str(path)!r} is no pickle of tensors alone, and reading anything else would "
             f"run code from it: {str(error).partition(chr(10))[0]}"
         ) from None
-    except (RuntimeError, EOFError) as error:
+    except (RuntimeError, EOFError, OSError) as error:
         raise ValueError(
             f"SOURCE: {str(path)!r} can't be read as a torch checkpoint: "
             f"{str(error).partition(chr(10))[0] or 'it ends too early'}"

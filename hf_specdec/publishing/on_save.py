@@ -21,7 +21,11 @@ class CardPublisher:
         from hf_specdec.publishing.card import write_model_card
         from hf_specdec.publishing.facts import gather_facts
 
-        write_model_card(folder, gather_facts(Path(folder)), replace_own=False)
+        try:
+            write_model_card(folder, gather_facts(Path(folder)), replace_own=False)
+        except ValueError as error:
+            # The weights are saved; a card must not make a training run end here.
+            warnings.warn(f"{folder} got no model card: {error}", stacklevel=4)
 
     def push(self, model: Any, repo_id: str, **options: Any) -> Any:
         """See `push_model`."""
