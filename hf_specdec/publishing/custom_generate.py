@@ -29,8 +29,9 @@ _INSTALL = "pip install hf-specdec"
 _HUB_ARGUMENTS = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "token",
 )  # fmt: skip
-_OPTIONS_OF_HF_SPECDEC = (
+_NEEDS_HF_SPECDEC = (
     "num_speculative_tokens_per_batch_size", "row_seeds", "speculative_config", "verification",
+    "cache", "inputs_embeds",
 )  # fmt: skip
 _NOT_RETURNED = ("output_scores", "output_logits", "output_hidden_states", "output_attentions")
 # Drafters that were loaded, by target: a second call reads nothing.
@@ -222,9 +223,7 @@ def _check(model: Any, drafter: Any, arguments: dict[str, Any]) -> None:
             f"this drafter reads hidden states of width emb_dim={drafter.config.emb_dim}, but "
             f"{type(model).__name__} has hidden_size={width}: it was trained for another target"
         )
-    given = [name for name in _OPTIONS_OF_HF_SPECDEC if arguments.get(name) is not None]
-    given += [name for name in ("cache", "past_key_values", "inputs_embeds") if name in arguments]
-    if given:
+    if given := [name for name in _NEEDS_HF_SPECDEC if arguments.get(name) is not None]:
         raise ValueError(f"{', '.join(given)}: needs hf_specdec ({_INSTALL})")
 
 
