@@ -7,7 +7,7 @@ predicts the tokens after that one (fms-extras; Wertheimer et al. 2024, arXiv 24
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -34,8 +34,8 @@ class MLPDrafter(Drafter):
     def __init__(self, model: PreTrainedModel, feed: Feed = "post_norm"):
         if not isinstance(model, MLPSpeculatorPreTrainedModel) and not _is_remote_copy(model):
             raise TypeError(f"MLPDrafter needs an MLP speculator, got {type(model).__name__}")
-        self.model = model
-        self._bound = model
+        self.model = cast(MLPSpeculatorPreTrainedModel, model)
+        self._bound = self.model
         self._hidden_states: torch.Tensor | None = None
         self._num_target_ids = 0
         self._feed = feed

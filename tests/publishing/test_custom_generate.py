@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def one(prompts, row: int = 0) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "temperature": 0.9, "top_k": 20},
     "hot": {"do_sample": True, "temperature": 2.0, "top_k": 0},
@@ -101,21 +102,24 @@ def test_families(make_target, published, prompts, family: str) -> None:
     assert [sequences[0, width:].tolist()] == expected
 
 
-class Oracle(torch.nn.Module):
-    """A speculator that knows the text, right but for every third token."""
+class Oracle:
+    """Knows the text, is wrong about every third token, and checks the state it is shown."""
 
-    def __init__(self, speculator, text: list[int]) -> None:
-        super().__init__()
-        self.inner, self.text = speculator, text
-        self.config, self.device, self.dtype = speculator.config, speculator.device, torch.float32
+    def __init__(self, speculator, target, text: list[int], said: list[int]) -> None:
+        self.config = speculator.config
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.text, self.said = text, said
+        with torch.no_grad():
+            output = target(input_ids=torch.tensor([text]), output_hidden_states=True)
+        self.states = output.hidden_states[-1][0]
 
     def propose(self, state, token, num_draft_tokens: int) -> torch.Tensor:
-        assert state.shape == (1, self.config.emb_dim)
-        at = self.length()
-        draft = [
-            3 if (at + i) % 3 == 0 else t
-            for i, t in enumerate(self.text[at : at + num_draft_tokens])
-        ]
+        at = len(self.said)
+        assert self.said == self.text[:at] and token.tolist() == self.said[-1:]
+        # Of the token before the newest one, which was not run yet.
+        torch.testing.assert_close(state[0], self.states[at - 2], rtol=1e-3, atol=1e-3)
+        known = self.text[at : at + num_draft_tokens]
+        draft = [3 if (at + i) % 3 == 0 else known[i] for i in range(len(known))]
         return torch.tensor([draft + [3] * (num_draft_tokens - len(draft))])
 
 
@@ -133,42 +137,38 @@ class Recorder(BaseStreamer):
         self.ended = True
 
 
+@pytest.fixture
+def with_oracle(make_speculator, published):
+    """``with_oracle(target, inputs, text, **settings)``: the loop with a good drafter."""
+
+    def generate_(target, inputs, text: list[int], **settings):
+        streamer = Recorder()
+        oracle = Oracle(make_speculator(), target, text, streamer.tokens)
+        sequences = generate(
+            target, published, inputs, assistant_model=oracle, streamer=streamer, **settings
+        )
+        assert streamer.ended and streamer.tokens == sequences[0].tolist()
+        return sequences, streamer.puts[1:]
+
+    return generate_
+
+
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
 def test_accepted_drafts_save_forwards(
-    make_target, make_speculator, published, prompts, count_forwards, family: str, do_sample: bool
+    make_target, with_oracle, prompts, count_forwards, family: str, do_sample: bool
 ) -> None:
     """With a drafter that is right twice of three times: the same text in fewer forwards."""
     target, inputs = make_target(family), one(prompts)
+    settings = {"max_new_tokens": NEW, "do_sample": do_sample}
     torch.manual_seed(1)
-    expected = target.generate(**inputs, max_new_tokens=NEW, do_sample=do_sample)
-    streamer = Recorder()
-    oracle = Oracle(make_speculator(), expected[0].tolist())
-    oracle.length = lambda: len(streamer.tokens)
+    expected = target.generate(**inputs, **settings)
     torch.manual_seed(1)
     with count_forwards(target) as lengths:
-        sequences = generate(
-            target, published, inputs, max_new_tokens=NEW, do_sample=do_sample,
-            assistant_model=oracle, streamer=streamer,
-        )  # fmt: skip
+        sequences, runs = with_oracle(target, inputs, expected[0].tolist(), **settings)
     assert sequences.equal(expected)
-    assert streamer.tokens == expected[0].tolist() and streamer.ended
-    assert max(streamer.puts[1:]) == 3 and len(lengths) < 0.6 * NEW
-    assert lengths[1:] and max(lengths[1:]) == 5
-
-
-def test_ends_where_plain_generation_ends(target, published, prompts) -> None:
-    inputs = one(prompts)
-    width = inputs["input_ids"].shape[1]
-    text = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)[0, width:].tolist()
-    for at in (3, 8):
-        settings = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": text[at]}
-        expected = target.generate(**inputs, **settings)
-        assert generate(target, published, inputs, **settings).equal(expected)
-    for length in (1, 2, 5):
-        settings = {"max_new_tokens": length, "do_sample": False}
-        expected = target.generate(**inputs, **settings)
-        assert generate(target, published, inputs, **settings).equal(expected)
+    # The oracle's own forward over the text comes first, then the prompt.
+    assert max(runs) == 3 and len(lengths[2:]) < 0.6 * NEW and max(lengths[2:]) == 5
 
 
 class StopsAt(StoppingCriteria):
@@ -179,8 +179,31 @@ class StopsAt(StoppingCriteria):
         return torch.tensor([input_ids.shape[1] >= self.length])
 
 
-class Counts(LogitsProcessor):
-    """Has a state: forbids more tokens with every call."""
+@pytest.mark.parametrize("how", ["eos", "length", "criterion"])
+def test_ends_where_plain_generation_ends(target, with_oracle, prompts, how: str) -> None:
+    """Inside of accepted drafts, too."""
+    inputs = one(prompts)
+    width = inputs["input_ids"].shape[1]
+    greedy = {"max_new_tokens": NEW, "do_sample": False}
+    text = target.generate(**inputs, **greedy)[0].tolist()
+    ended = 0
+    for at in range(1, 9):
+        settings: dict[str, Any] = {
+            "eos": {**greedy, "eos_token_id": text[width + at - 1]},
+            "length": {**greedy, "max_new_tokens": at},
+            "criterion": {
+                **greedy, "stopping_criteria": StoppingCriteriaList([StopsAt(width + at)])
+            },
+        }[how]  # fmt: skip
+        expected = target.generate(**inputs, **settings)
+        sequences, runs = with_oracle(target, inputs, text, **settings)
+        assert sequences.equal(expected)
+        ended += sum(runs) == at
+    assert ended >= 3
+
+
+class Forbids(LogitsProcessor):
+    """Has a state: forbids another token with every call."""
 
     calls = 0
 
@@ -190,26 +213,16 @@ class Counts(LogitsProcessor):
         return scores
 
 
-def test_criteria_and_processors_with_a_state(target, make_speculator, published, prompts) -> None:
+def test_processors_with_a_state(target, with_oracle, prompts) -> None:
     inputs = one(prompts)
 
-    def settings() -> dict:
-        return {
-            "max_new_tokens": NEW,
-            "stopping_criteria": StoppingCriteriaList([StopsAt(19)]),
-            "logits_processor": LogitsProcessorList([Counts(), MinPLogitsWarper(0.01)]),
-        }
+    def settings() -> dict[str, Any]:
+        processors = LogitsProcessorList([Forbids(), MinPLogitsWarper(0.01)])
+        return {"max_new_tokens": NEW, "do_sample": False, "logits_processor": processors}
 
-    expected = target.generate(**inputs, do_sample=False, **settings())
-    assert expected.shape[1] == 19
-    streamer = Recorder()
-    oracle = Oracle(make_speculator(), expected[0].tolist())
-    oracle.length = lambda: len(streamer.tokens)
-    found = generate(
-        target, published, inputs, do_sample=False, assistant_model=oracle, streamer=streamer,
-        **settings(),
-    )  # fmt: skip
-    assert found.equal(expected)
+    expected = target.generate(**inputs, **settings())
+    sequences, runs = with_oracle(target, inputs, expected[0].tolist(), **settings())
+    assert sequences.equal(expected) and max(runs) > 1
 
 
 def test_stop_strings(target, published, prompts) -> None:
@@ -241,9 +254,12 @@ def test_padded_row_and_dictionary(target, published, prompts) -> None:
 def test_drafter_is_loaded_once(target, published, prompts, monkeypatch) -> None:
     loads = []
     load = custom_generate.AutoModel.from_pretrained
-    monkeypatch.setattr(
-        "transformers.AutoModel.from_pretrained", lambda *a, **k: loads.append(a) or load(*a, **k)
-    )
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        loads.append(args)
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr("transformers.AutoModel.from_pretrained", counting)
     for _ in range(2):
         generate(target, published, one(prompts), max_new_tokens=3)
     assert loads == [(str(published),)]
