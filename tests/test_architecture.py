@@ -78,7 +78,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "doctor": {"drafters", "metrics", "registry"},
     "conversion": {"modeling"},
     "publishing": {"modeling"},
-    "attach": {"integration", "compatibility", "config", "resolution"},
+    "attach": {"integration", "compatibility", "config", "metrics", "resolution"},
+    "startup": set(),
+    "public": {
+        "attach",
+        "config",
+        "drafters",
+        "integration",
+        "metrics",
+        "modeling",
+        "publishing",
+        "registry",
+    },  # fmt: skip
 }
 # These may import all units but the ones named.
 MAY_NOT_IMPORT: dict[str, set[str]] = {

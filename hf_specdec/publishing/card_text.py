@@ -6,6 +6,7 @@ from typing import Any
 
 from hf_specdec.publishing.card_examples import examples
 from hf_specdec.publishing.facts import CardFacts
+from hf_specdec.publishing.measurements import CURVE_FILE, RESULT_FILE
 
 
 def card_body(facts: CardFacts) -> str:
@@ -16,7 +17,7 @@ def card_body(facts: CardFacts) -> str:
         *examples(facts),
         _acceptance(facts.result),
         _speed(facts.speed),
-        _training(facts.result),
+        _training(facts.result, facts.has_curve),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -36,7 +37,8 @@ def _title(facts: CardFacts) -> str:
     return (
         f"# {name}\n\nAn MLP speculator{whose}. From the target's last hidden state and last token "
         f"it drafts up to {heads} tokens, the target checks them in one forward pass, and the text "
-        "is what the target alone would have written."
+        "is what the target alone would have written (in float32 token for token; lower "
+        "precision can decide a near-tie either way, as batching does)."
     )
 
 
@@ -97,7 +99,7 @@ def _speed(speed: dict[str, Any] | None) -> str:
     return f"## Speed\n\n{_table(header, rows)}\n\nMedians, greedy, paired in one run: {machine}."
 
 
-def _training(result: dict[str, Any] | None) -> str:
+def _training(result: dict[str, Any] | None, has_curve: bool) -> str:
     if result is None:
         return ""
     rows: list[list[Any]] = []
@@ -126,7 +128,9 @@ def _training(result: dict[str, Any] | None) -> str:
         rows.append(["hardware", hardware])
     if not rows:
         return ""
-    about = "With `hf-specdec train`; all settings are in `training/result.json`."
+    about = f"With `hf-specdec train`; all settings are in `{RESULT_FILE.as_posix()}`."
+    if has_curve:
+        about += f"\n\n![Loss and acceptance over training]({CURVE_FILE.as_posix()})"
     return f"## Training\n\n{_table(['', ''], rows)}\n\n{about}"
 
 

@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import safe_open
 
-from hf_specdec.publishing.measurements import SPEED_FILE, read_result, read_speed
+from hf_specdec.publishing.measurements import CURVE_FILE, SPEED_FILE, read_result, read_speed
 from hf_specdec.publishing.remote_code import REMOTE_CODE
 
 GENERATE_FILE = Path("custom_generate") / "generate.py"
@@ -36,6 +36,7 @@ class CardFacts:
         has_remote_code: whether the folder loads with ``trust_remote_code=True``.
         has_custom_generate: whether it can be named as ``custom_generate``.
         has_chat_template: whether its tokenizer has one.
+        has_curve: whether training left a plot of loss and acceptance.
     """
 
     repo_id: str
@@ -50,6 +51,7 @@ class CardFacts:
     has_remote_code: bool = False
     has_custom_generate: bool = False
     has_chat_template: bool = False
+    has_curve: bool = False
 
     @property
     def model_type(self) -> str:
@@ -105,6 +107,7 @@ def gather_facts(
         has_remote_code="auto_map" in config,
         has_custom_generate=(folder / GENERATE_FILE).is_file(),
         has_chat_template=has_chat_template(folder),
+        has_curve=(folder / CURVE_FILE).is_file(),
     )
 
 

@@ -13,7 +13,7 @@ from huggingface_hub import HfApi, ModelCard
 
 from hf_specdec.publishing.card import CARD_FILE, is_own
 from hf_specdec.publishing.facts import check_hub_id
-from hf_specdec.publishing.measurements import RESULT_FILE, SPEED_FILE
+from hf_specdec.publishing.measurements import CURVE_FILE, RESULT_FILE, SPEED_FILE
 
 # Of a drafter's folder: not the checkpoints and caches of its training.
 _PUBLISHED = ("*.json", "*.jinja", "*.model", "*.md", "*.py", "*.safetensors", "*.txt", "LICENSE*")
@@ -38,7 +38,7 @@ def files_to_push(folder: Path) -> list[str]:
     """What of a folder belongs on the Hub, relative to it."""
     places = [path for pattern in _PUBLISHED for path in folder.glob(pattern)]
     places += [path for path in (folder / "custom_generate").glob("*") if path.is_file()]
-    measured = (folder / RESULT_FILE, folder / SPEED_FILE)
+    measured = [folder / name for name in (RESULT_FILE, SPEED_FILE, CURVE_FILE)]
     places += [path for path in measured if path.is_file()]
     names = {path.relative_to(folder).as_posix() for path in places}
     return sorted(name for name in names if not name.startswith("."))

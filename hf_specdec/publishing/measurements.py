@@ -11,6 +11,7 @@ from typing import Any
 
 RESULT_FILE = Path("training") / "result.json"
 SPEED_FILE = Path("training") / "speed.json"
+CURVE_FILE = Path("training") / "curve.png"
 _FORMAT_VERSION = 1
 _SPEED_ROW = (
     "batch", "k", "plain_tokens_per_second", "speculative_tokens_per_second", "speedup_median",

@@ -45,7 +45,7 @@ def test_metadata(folder: Path) -> None:
 
 
 def test_numbers_are_those_of_the_files() -> None:
-    text = model_card(facts(base_model="owner/target", result=RESULT, speed=SPEED))
+    text = model_card(facts(base_model="owner/target", result=RESULT, speed=SPEED, has_curve=True))
     for expected in (
         "| accepted this far | 61.2% | 40.0% | 25.0% | 2.26 |",
         "4,096 drafts",
@@ -58,6 +58,7 @@ def test_numbers_are_those_of_the_files() -> None:
         "| time | 30 minutes |",
         "| learning rate | 0.001 |",
         "conversations that the target wrote",
+        "](training/curve.png)",
     ):
         assert expected in text, expected
 

@@ -89,12 +89,15 @@ def test_readme_of_the_owner_stays(folder: Path) -> None:
 
 def test_training_state_is_not_pushed(folder: Path) -> None:
     (folder / "training").mkdir()
-    for name in ("checkpoint.pt", "log.jsonl", "result.json"):
+    for name in ("checkpoint.pt", "log.jsonl", "result.json", "curve.png"):
         (folder / "training" / name).write_text("{}")
     (folder / ".cache").mkdir()
     (folder / ".cache" / "x.json").write_text("{}")
     names = files_to_push(folder)
-    assert names == ["README.md", "config.json", "model.safetensors", "training/result.json"]
+    assert names == [
+        "README.md", "config.json", "model.safetensors", "training/curve.png",
+        "training/result.json",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["network.py", "custom_generate/generate.py"])

@@ -45,17 +45,13 @@ def convert(
 ) -> None:
     """Convert a checkpoint of an MLP speculator, losing nothing.
 
+    \b
     Examples:
-
-        hf-specdec convert step_15000.pth my-accelerator --no-scale-input
-
-        hf-specdec convert my-accelerator my-accelerator.pth
-
-        hf-specdec convert ibm-ai-platform/llama2-70b-accelerator llama2 --dtype bfloat16
-
-        hf-specdec convert arctic-checkpoint my-accelerator
-
-        hf-specdec convert tied untied --no-tie-weights
+      hf-specdec convert step_15000.pth my-accelerator --no-scale-input
+      hf-specdec convert my-accelerator my-accelerator.pth
+      hf-specdec convert ibm-ai-platform/llama2-70b-accelerator llama2 --dtype bfloat16
+      hf-specdec convert arctic-checkpoint my-accelerator
+      hf-specdec convert tied untied --no-tie-weights
     """
     from hf_specdec.cli.convert import run_convert
     from hf_specdec.conversion import ConvertOptions
@@ -69,11 +65,7 @@ def convert(
         base_model=base_model,
         force=force,
     )
-    try:
-        run_convert(source, dest, options, Console())
-    except (OSError, ValueError) as error:
-        typer.echo(f"hf-specdec convert: {error}", err=True)
-        raise typer.Exit(code=1) from None
+    run_convert(source, dest, options, Console())
 
 
 def _integers(text: str | None) -> list[int] | None:

@@ -44,13 +44,11 @@ def publish(
     Writes into FOLDER: a README.md, unless you wrote one; code with which it loads and speculates
     where hf_specdec isn't installed; the target's tokenizer.
 
+    \b
     Examples:
-
-        hf-specdec publish my-drafter --license apache-2.0
-
-        hf-specdec publish my-drafter --target path/to/target --speed speed.json
-
-        hf-specdec publish my-drafter --license llama3 --push me/llama3-8b-accelerator
+      hf-specdec publish my-drafter --license apache-2.0
+      hf-specdec publish my-drafter --target path/to/target --speed speed.json
+      hf-specdec publish my-drafter --license llama3 --push me/llama3-8b-accelerator
     """
     from hf_specdec.cli.publish import run_publish
     from hf_specdec.publishing.folder import PublishOptions
@@ -64,8 +62,4 @@ def publish(
         speed=speed,
         tokenizer=tokenizer,
     )
-    try:
-        run_publish(folder, options, push is not None, Console())
-    except (OSError, ValueError) as error:
-        typer.echo(f"hf-specdec publish: {error}", err=True)
-        raise typer.Exit(code=1) from None
+    run_publish(folder, options, push is not None, Console())
