@@ -8,6 +8,9 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from hf_specdec.conversion import ConversionReport, ConvertOptions, TensorRow, convert
+from hf_specdec.conversion.layout import PREFIX
+
+_SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def run_convert(
@@ -39,18 +42,19 @@ def conversion_table(report: ConversionReport) -> Table:
     """One row for every tensor that is or was stored under a name, and a totals row."""
     table = Table(title="Converted", show_footer=True)
     stored = [sum(getattr(r, f"bytes_{w}") > 0 for r in report.rows) for w in ("before", "after")]
-    table.add_column("tensor", f"{stored[0]} stored, now {stored[1]}")
+    table.add_column("tensor", f"{stored[0]}, now {stored[1]}", no_wrap=True)
     table.add_column("shape")
     table.add_column("dtype")
     table.add_column("before", decimal(report.bytes_before), justify="right", no_wrap=True)
     table.add_column("now", decimal(report.bytes_after), justify="right", no_wrap=True)
     table.add_column("remark")
     for row in report.rows:
-        same = row.dtype_before == row.dtype_after
+        dtypes = dict.fromkeys(_SHORT.get(d, d) for d in (row.dtype_before, row.dtype_after))
         table.add_row(
-            row.name or row.source or "",
+            # All have the prefix or none; without it the table fits a terminal.
+            (row.name or row.source or "").removeprefix(PREFIX),
             "x".join(str(size) for size in row.shape),
-            row.dtype_before if same else f"{row.dtype_before} -> {row.dtype_after}",
+            " -> ".join(dtypes),
             decimal(row.bytes_before) if row.bytes_before else "",
             decimal(row.bytes_after) if row.bytes_after else "",
             row.remark,

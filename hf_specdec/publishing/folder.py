@@ -109,8 +109,9 @@ def publish_folder(folder: Path, options: PublishOptions | None = None) -> Publi
     )
     if facts.base_model is None:
         raise ValueError(
-            "the target has no name: neither config.json nor training/result.json has its Hub id. "
-            "Name it with --base-model"
+            "the target has no name: neither config.json nor training/result.json has its Hub id "
+            f"(base_model_name_or_path={config.get('base_model_name_or_path')!r}; a folder is no "
+            "Hub id). Name it with --base-model"
         )
     is_speculator = facts.model_type == "mlp_speculator"
     _check_target(options.target, config)

@@ -386,7 +386,7 @@ def test_command(save, tmp_path: Path) -> None:
     run = CliRunner().invoke(app, ["convert", str(folder), str(tmp_path / "fms.pth")])
     assert run.exit_code == 0, run.output
     assert "renamed: 6 tensors, as speculator.emb.0.weight -> emb.0.weight" in run.output
-    assert "--no-scale-input" in run.output and "6 stored" in run.output
+    assert "--no-scale-input" in run.output and "6, now 6" in run.output
     arguments = ["convert", str(tmp_path / "fms.pth"), str(tmp_path / "new")]
     run = CliRunner().invoke(app, arguments)
     assert run.exit_code == 1 and "scale_input must be given" in run.output

@@ -49,7 +49,7 @@ def convert(
     Examples:
       hf-specdec convert step_15000.pth my-accelerator --no-scale-input
       hf-specdec convert my-accelerator my-accelerator.pth
-      hf-specdec convert ibm-ai-platform/llama2-70b-accelerator llama2 --dtype bfloat16
+      hf-specdec convert my-accelerator half --dtype bfloat16
       hf-specdec convert arctic-checkpoint my-accelerator
       hf-specdec convert tied untied --no-tie-weights
     """

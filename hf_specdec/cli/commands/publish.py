@@ -41,14 +41,14 @@ def publish(
 ) -> None:
     """Make a drafter's folder ready for others: model card, code, tokenizer.
 
-    Writes into FOLDER: a README.md, unless you wrote one; code with which it loads and speculates
-    where hf_specdec isn't installed; the target's tokenizer.
+    Writes into FOLDER: a README.md, unless you wrote one; code for those
+    who don't have hf_specdec; the target's tokenizer.
 
     \b
     Examples:
       hf-specdec publish my-drafter --license apache-2.0
       hf-specdec publish my-drafter --target path/to/target --speed speed.json
-      hf-specdec publish my-drafter --license llama3 --push me/llama3-8b-accelerator
+      hf-specdec publish my-drafter --license llama3 --push me/my-drafter
     """
     from hf_specdec.cli.publish import run_publish
     from hf_specdec.publishing.folder import PublishOptions
