@@ -32,13 +32,18 @@ RESULT: dict[str, Any] = {
     },
 }  # fmt: skip
 SPEED: dict[str, Any] = {
-    "machine": {"dtype": "bfloat16", "device": "cpu", "threads": 2},
+    "environment": {
+        "dtype": "bfloat16", "device": "cpu", "processor": "Fast CPU", "threads": 2,
+        "memory": "resident", "torch": "2.13.0",
+    },
+    "settings": {"target": "owner/target", "drafter": "drafter", "max_new_tokens": 128},
     "rows": [
         {
-            "batch": 1, "k": 3, "schedule": None, "plain_tokens_per_second": 48.01,
-            "speculative_tokens_per_second": 78.15, "speedup_median": 1.636,
-            "speedup_min": 1.257, "speedup_max": 2.139, "mean_acceptance_length": 1.816,
-            "per_position": [0.476, 0.216, 0.124],
+            "prompt_set": "chat", "batch": 1, "k": 3, "plain_tokens_per_second": 48.01,
+            "speculative_tokens_per_second": 78.15,
+            "speedup": {"median": 1.636, "min": 1.257, "max": 2.139},
+            "mean_acceptance_length": 1.816, "per_position": [0.476, 0.216, 0.124],
+            "texts": 16, "identical": 16, "near_ties": 0, "wrong": 0,
         }
     ],
 }  # fmt: skip

@@ -16,6 +16,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from hf_specdec._version import __version__
 from hf_specdec.publishing.card_text import card_body
 from hf_specdec.publishing.facts import CardFacts, check_hub_id
+from hf_specdec.publishing.whole_files import write_whole
 
 CARD_FILE = "README.md"
 _SEAL = re.compile(r"\n<!-- Written by hf_specdec [^,]+, ([0-9a-f]{16})\. [^>]*-->\n?\Z")
@@ -65,7 +66,7 @@ def write_model_card(folder: str | Path, facts: CardFacts, replace_own: bool = T
     path = Path(folder) / CARD_FILE
     if path.exists() and not (replace_own and is_own(path.read_text(encoding="utf-8"))):
         return False
-    path.write_text(model_card(facts), encoding="utf-8")
+    write_whole(path, model_card(facts))
     return True
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from hf_specdec.publishing.card_examples import examples
 from hf_specdec.publishing.facts import CardFacts
 from hf_specdec.publishing.measurements import CURVE_FILE, RESULT_FILE
+from hf_specdec.publishing.speed import Speed
 
 
 def card_body(facts: CardFacts) -> str:
@@ -79,24 +80,29 @@ def _acceptance(result: dict[str, Any] | None) -> str:
     return f"## Acceptance\n\n{_table(header, [row])}\n\n{about}."
 
 
-def _speed(speed: dict[str, Any] | None) -> str:
+def _speed(speed: Speed | None) -> str:
     if speed is None:
         return ""
     header = ["batch", "K", "plain", "speculative", "speed-up", "mean length", "per position"]
-    rows = [
-        [
-            row["batch"],
-            row["k"] if row.get("schedule") is None else row["schedule"],
-            f"{row['plain_tokens_per_second']:.1f} tok/s",
-            f"{row['speculative_tokens_per_second']:.1f} tok/s",
-            f"{row['speedup_median']:.2f}x ({row['speedup_min']:.2f}-{row['speedup_max']:.2f})",
-            f"{row['mean_acceptance_length']:.2f}",
-            " ".join(f"{rate:.2f}" for rate in row["per_position"]),
-        ]
-        for row in speed["rows"]
-    ]
-    machine = ", ".join(f"{key.replace('_', ' ')} {v}" for key, v in speed["machine"].items())
-    return f"## Speed\n\n{_table(header, rows)}\n\nMedians, greedy, paired in one run: {machine}."
+    rows: list[list[Any]] = []
+    for row in speed.rows:
+        median, least, most = row.speedup
+        rows.append(
+            [
+                row.batch,
+                row.k,
+                f"{row.plain:.1f} tok/s",
+                f"{row.speculative:.1f} tok/s",
+                f"{median:.2f}x ({least:.2f}-{most:.2f})",
+                f"{row.mean_acceptance_length:.2f}",
+                " ".join(f"{rate:.2f}" for rate in row.per_position),
+            ]
+        )
+    if any(row.prompt_set for row in speed.rows):
+        header = ["prompts", *header]
+        rows = [[r.prompt_set or "", *cells] for r, cells in zip(speed.rows, rows, strict=True)]
+    about = f"Medians, greedy, paired in one run: {speed.machine}."
+    return f"## Speed\n\n{_table(header, rows)}\n\n{about}"
 
 
 def _training(result: dict[str, Any] | None, has_curve: bool) -> str:
@@ -108,6 +114,8 @@ def _training(result: dict[str, Any] | None, has_curve: bool) -> str:
         rows.append(["preset", result["preset"]])
     if description := data.get("description"):
         rows.append(["data", description])
+    if files := data.get("files"):
+        rows.append(["files", ", ".join(files)])
     for corpus in data.get("corpora", ()):
         stage = str(corpus.get("stage", "")).replace("_", " ")
         count = f"{corpus['tokens']:,} tokens"

@@ -13,8 +13,9 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import safe_open
 
-from hf_specdec.publishing.measurements import CURVE_FILE, SPEED_FILE, read_result, read_speed
+from hf_specdec.publishing.measurements import CURVE_FILE, SPEED_FILE, read_result
 from hf_specdec.publishing.remote_code import REMOTE_CODE
+from hf_specdec.publishing.speed import Speed, read_speed
 
 GENERATE_FILE = Path("custom_generate") / "generate.py"
 
@@ -32,7 +33,7 @@ class CardFacts:
         datasets: Hub ids.
         tags: besides those that every card has.
         result: of training; see `measurements`.
-        speed: of the benchmark; see `measurements`.
+        speed: of the benchmark.
         has_remote_code: whether the folder loads with ``trust_remote_code=True``.
         has_custom_generate: whether it can be named as ``custom_generate``.
         has_chat_template: whether its tokenizer has one.
@@ -47,7 +48,7 @@ class CardFacts:
     datasets: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     result: dict[str, Any] | None = None
-    speed: dict[str, Any] | None = None
+    speed: Speed | None = None
     has_remote_code: bool = False
     has_custom_generate: bool = False
     has_chat_template: bool = False

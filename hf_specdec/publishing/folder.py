@@ -6,7 +6,6 @@ Everything that can be wrong is found before the first file is written.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
 from hf_specdec.publishing import custom_generate
-from hf_specdec.publishing.card import CARD_FILE, is_own, model_card
+from hf_specdec.publishing.card import CARD_FILE, check_card, is_own, model_card
 from hf_specdec.publishing.facts import (
     GENERATE_FILE,
     CardFacts,
@@ -29,6 +28,7 @@ from hf_specdec.publishing.facts import (
 )
 from hf_specdec.publishing.measurements import SPEED_FILE
 from hf_specdec.publishing.remote_code import REMOTE_CODE, copied, is_copied, remote_code_files
+from hf_specdec.publishing.whole_files import write_whole
 
 _REQUIREMENTS = "transformers>=5.24\ntorch>=2.6\n"
 
@@ -49,7 +49,7 @@ class PublishOptions:
         license: the Hub's name of a licence.
         datasets: Hub ids.
         tags: more tags for the card.
-        speed: a file of ``benchmarks/throughput.py --json``.
+        speed: a file of ``hf-specdec bench --json``.
         tokenizer: whether the folder gets the target's tokenizer.
     """
 
@@ -120,7 +120,7 @@ def publish_folder(folder: Path, options: PublishOptions | None = None) -> Publi
     if is_speculator:
         config["base_model_name_or_path"] = facts.base_model
     if facts.speed is not None:
-        files[SPEED_FILE.as_posix()] = json.dumps(facts.speed, indent=2) + "\n"
+        files[SPEED_FILE.as_posix()] = json.dumps(facts.speed.content, indent=2) + "\n"
     files["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
     with tempfile.TemporaryDirectory() as temporary:
         if options.tokenizer and not has_tokenizer(folder):
@@ -137,9 +137,9 @@ def publish_folder(folder: Path, options: PublishOptions | None = None) -> Publi
     is_theirs = card.exists() and not is_own(card.read_text(encoding="utf-8"))
     if not is_theirs:
         files[CARD_FILE] = model_card(facts)
-    written = [name for name, text in files.items() if _write(folder / name, text)]
+    written = [name for name, text in files.items() if write_whole(folder / name, text)]
     kept = [name for name in files if name not in written] + [CARD_FILE] * is_theirs
-    return PublishedFolder(tuple(written), tuple(kept), tuple(_notes(facts, is_theirs)))
+    return PublishedFolder(tuple(written), tuple(kept), tuple(_notes(folder, facts, is_theirs)))
 
 
 def _earlier_card(folder: Path) -> dict[str, Any]:
@@ -212,28 +212,29 @@ def _tokenizer(target: str, temporary: Path) -> dict[str, str]:
     }
 
 
-def _write(path: Path, text: str) -> bool:
-    """Write a file, complete or not at all, unless it says the same already."""
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
-
-
-def _notes(facts: CardFacts, is_theirs: bool) -> list[str]:
+def _notes(folder: Path, facts: CardFacts, is_theirs: bool) -> list[str]:
     notes = []
     if is_theirs:
-        return [f"{CARD_FILE} was written by someone else or changed since, and is left as it is"]
+        return [
+            f"{CARD_FILE} was written by someone else or changed since, and is left as it is",
+            *_problems_of_their_card(folder),
+        ]
     if facts.license is None:
         notes.append("the card names no licence; pass --license, the target's as a rule")
     if facts.result is None:
         notes.append("no training/result.json: the card has no acceptance and no recipe")
     if facts.speed is None:
-        notes.append("the card has no speed; pass --speed FILE of benchmarks/throughput.py --json")
+        notes.append("the card has no speed; pass --speed FILE of hf-specdec bench --json")
     return notes
+
+
+def _problems_of_their_card(folder: Path) -> list[str]:
+    """What is wrong with a card that stays as it is; the Hub would say so, but later."""
+    text = (folder / CARD_FILE).read_text(encoding="utf-8")
+    try:
+        check_card(text)
+    except ValueError as error:
+        return [f"{CARD_FILE}: {error}"]
+    fields = ModelCard(text).data.to_dict()
+    missing = [name for name in ("base_model", "license") if not fields.get(name)]
+    return [f"{CARD_FILE} doesn't say: {', '.join(missing)}"] if missing else []

@@ -71,10 +71,12 @@ def push_folder(
         create_pr: open a pull request instead.
 
     Raises:
-        ValueError: an id or card that the Hub wouldn't take.
+        ValueError: an id or card that the Hub wouldn't take, or no card.
     """
     check_hub_id("repo_id", repo_id)
     names = files_to_push(folder)
+    if CARD_FILE not in names:
+        raise ValueError(f"{str(folder)!r} has no {CARD_FILE}; `hf-specdec publish` writes one")
     text = (folder / CARD_FILE).read_text(encoding="utf-8")
     ModelCard(text).validate()
     api = HfApi(token=token)

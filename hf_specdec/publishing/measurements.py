@@ -1,6 +1,6 @@
-"""The numbers a model card may show: read from files that measured them, or left out.
+"""Where a drafter's folder keeps what was measured, and what training measured.
 
-Boundary: files in, checked dictionaries out. Nothing is computed and nothing is assumed.
+Boundary: files in, dictionaries out. A number that isn't there is left out of the card.
 """
 
 from __future__ import annotations
@@ -13,10 +13,6 @@ RESULT_FILE = Path("training") / "result.json"
 SPEED_FILE = Path("training") / "speed.json"
 CURVE_FILE = Path("training") / "curve.png"
 _FORMAT_VERSION = 1
-_SPEED_ROW = (
-    "batch", "k", "plain_tokens_per_second", "speculative_tokens_per_second", "speedup_median",
-    "speedup_min", "speedup_max", "mean_acceptance_length", "per_position",
-)  # fmt: skip
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
@@ -28,7 +24,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     file = folder / RESULT_FILE
     if not file.is_file():
         return None
-    result = _json(file)
+    result = read_json(file)
     if result.get("format_version") != _FORMAT_VERSION:
         raise ValueError(
             f"{file} has format_version={result.get('format_version')!r}, this hf_specdec reads "
@@ -37,26 +33,8 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     return result
 
 
-def read_speed(file: Path) -> dict[str, Any]:
-    """What ``benchmarks/throughput.py --json`` wrote: ``machine`` and ``rows``.
-
-    A published folder keeps it as ``training/speed.json``.
-
-    Raises:
-        ValueError: the file isn't one of its.
-    """
-    speed = _json(file)
-    rows = speed.get("rows")
-    has_rows = isinstance(rows, list) and all(set(_SPEED_ROW) <= set(row) for row in rows)
-    if not isinstance(speed.get("machine"), dict) or not rows or not has_rows:
-        raise ValueError(
-            f"speed: {str(file)!r} is no file of benchmarks/throughput.py --json: it must hold "
-            f"'machine' and 'rows' with {', '.join(_SPEED_ROW)}"
-        )
-    return speed
-
-
-def _json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; ValueError if there is none."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

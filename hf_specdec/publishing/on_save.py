@@ -23,7 +23,7 @@ class CardPublisher:
 
         try:
             write_model_card(folder, gather_facts(Path(folder)), replace_own=False)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             # The weights are saved; a card must not make a training run end here.
             warnings.warn(f"{folder} got no model card: {error}", stacklevel=4)
 

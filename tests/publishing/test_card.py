@@ -13,7 +13,7 @@ from transformers import AutoModel
 from hf_specdec.modeling.card_on_save import CardOnSave
 from hf_specdec.publishing.card import check_card, is_own, model_card, sealed, write_model_card
 from hf_specdec.publishing.facts import CardFacts, gather_facts
-from hf_specdec.publishing.measurements import read_speed
+from hf_specdec.publishing.speed import read_speed
 
 CONFIG = {"model_type": "mlp_speculator", "n_predict": 3, "inner_dim": 24, "dtype": "bfloat16"}
 
@@ -44,15 +44,17 @@ def test_metadata(folder: Path) -> None:
     }
 
 
-def test_numbers_are_those_of_the_files() -> None:
-    text = model_card(facts(base_model="owner/target", result=RESULT, speed=SPEED, has_curve=True))
+def test_numbers_are_those_of_the_files(tmp_path: Path) -> None:
+    (tmp_path / "speed.json").write_text(json.dumps(SPEED))
+    speed = read_speed(tmp_path / "speed.json")
+    text = model_card(facts(base_model="owner/target", result=RESULT, speed=speed, has_curve=True))
     for expected in (
         "| accepted this far | 61.2% | 40.0% | 25.0% | 2.26 |",
         "4,096 drafts",
         "target's own greedy text",
         r"Fast CPU \| model 9, 2 processes, 4 threads, torch 2.13.0",
-        "| 1 | 3 | 48.0 tok/s | 78.2 tok/s | 1.64x (1.26-2.14) | 1.82 | 0.48 0.22 0.12 |",
-        "dtype bfloat16, device cpu, threads 2",
+        "| chat | 1 | 3 | 48.0 tok/s | 78.2 tok/s | 1.64x (1.26-2.14) | 1.82 | 0.48 0.22 0.12 |",
+        "processor Fast CPU, threads 2, dtype bfloat16, torch 2.13.0, 128 new tokens",
         "| self generated | 1,000,000 tokens in 4,000 documents |",
         "| trained on | 2,000,000 tokens in 1,500 steps |",
         "| time | 30 minutes |",
@@ -173,7 +175,7 @@ def test_result_of_another_version(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "{", '{"rows": []}', '{"machine": {}, "rows": [{"batch": 1}]}']
+    "content", ["[]", "{", '{"rows": []}', '{"environment": {}, "rows": [{"batch": 1}]}']
 )
 def test_speed_of_something_else(tmp_path: Path, content: str) -> None:
     (tmp_path / "speed.json").write_text(content)
@@ -181,7 +183,34 @@ def test_speed_of_something_else(tmp_path: Path, content: str) -> None:
         read_speed(tmp_path / "speed.json")
 
 
-def test_speed_of_the_benchmark() -> None:
-    docs = Path(__file__).parents[2] / "docs"
-    for file in ("throughput_batch1.json", "throughput_mtp.json"):
-        assert read_speed(docs / file)["rows"]
+def test_speed_that_says_nothing_of_the_drafter(tmp_path: Path) -> None:
+    file = tmp_path / "speed.json"
+    file.write_text(json.dumps({**SPEED, "settings": {"drafter": "synthetic"}}))
+    with pytest.raises(ValueError, match="measured with a synthetic drafter"):
+        read_speed(file)
+    file.write_text(json.dumps({**SPEED, "rows": [{**SPEED["rows"][0], "wrong": 2}]}))
+    with pytest.raises(ValueError, match="says that 2 texts were not the target's own"):
+        read_speed(file)
+
+
+def test_speed_of_the_script_before(tmp_path: Path) -> None:
+    row = {k: v for k, v in SPEED["rows"][0].items() if k not in ("speedup", "prompt_set")}
+    row |= {"speedup_median": 1.6, "speedup_min": 1.2, "speedup_max": 2.1, "schedule": None}
+    content = {"machine": {"dtype": "bfloat16", "new_tokens": 64}, "rows": [row]}
+    (tmp_path / "speed.json").write_text(json.dumps(content))
+    text = model_card(facts(speed=read_speed(tmp_path / "speed.json")))
+    assert "| 1 | 3 | 48.0 tok/s | 78.2 tok/s | 1.60x (1.20-2.10) |" in text
+    assert "dtype bfloat16, 64 new tokens" in text
+
+
+def test_full_disk_does_not_end_training(make_speculator, tmp_path: Path, monkeypatch) -> None:
+    """The card is missing then, whole; the weights are there."""
+    from hf_specdec.publishing import whole_files
+
+    def full(source: Any, place: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(whole_files.os, "replace", full)
+    with pytest.warns(UserWarning, match="no model card: No space left"):
+        make_speculator().save_pretrained(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]

@@ -85,6 +85,9 @@ def test_readme_of_the_owner_stays(folder: Path) -> None:
     published = publish_folder(folder, NAMED)
     assert (folder / "README.md").read_text() == "My words."
     assert "README.md" in published.kept and "left as it is" in published.notes[0]
+    assert "no metadata" in published.notes[1]
+    (folder / "README.md").write_text("---\nbase_model: owner/target\n---\nMy words.")
+    assert publish_folder(folder, NAMED).notes[1] == "README.md doesn't say: license"
 
 
 def test_training_state_is_not_pushed(folder: Path) -> None:

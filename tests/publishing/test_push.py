@@ -1,16 +1,23 @@
 """What is sent to the Hub, to which a recording stands in."""
 
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import HfApi
 from typer.testing import CliRunner
 
 from hf_specdec.cli.app import app
 from hf_specdec.publishing import hub
 from hf_specdec.publishing.card import is_own
 from hf_specdec.publishing.folder import PublishOptions, publish_folder
+
+
+def check_call(name: str, *args: Any, **kwargs: Any) -> None:
+    """The real thing takes these arguments."""
+    inspect.signature(getattr(HfApi, name)).bind(None, *args, **kwargs)
 
 
 class FakeHub:
@@ -25,18 +32,23 @@ class FakeHub:
         return self
 
     def create_repo(self, repo_id: str, **options: Any) -> SimpleNamespace:
+        check_call("create_repo", repo_id, **options)
         self.calls.append(("create_repo", {"repo_id": repo_id, **options}))
         return SimpleNamespace(repo_id=repo_id)
 
     def file_exists(self, repo_id: str, name: str, revision: Any) -> bool:
+        check_call("file_exists", repo_id, name, revision=revision)
         return name in self.files
 
     def hf_hub_download(self, repo_id: str, name: str, revision: Any) -> str:
+        check_call("hf_hub_download", repo_id, name, revision=revision)
         path = self.folder / name
         path.write_text(self.files[name] or "")
         return str(path)
 
     def upload_folder(self, *, folder_path: Path, allow_patterns: list[str], **options: Any) -> str:
+        places = {"folder_path": folder_path, "allow_patterns": allow_patterns}
+        check_call("upload_folder", **places, **options)
         for name in allow_patterns:
             text = None if name.endswith(".safetensors") else (folder_path / name).read_text()
             self.files[name] = text
@@ -120,6 +132,9 @@ def test_what_the_hub_refuses_is_not_sent(fake_hub, speculator, monkeypatch, tmp
     speculator.save_pretrained(tmp_path / "drafter")
     with pytest.raises(ValueError, match="repo_id='not an id'"):
         hub.push_folder(tmp_path / "drafter", "not an id")
+    (tmp_path / "drafter" / "README.md").unlink()
+    with pytest.raises(ValueError, match="has no README.md; `hf-specdec publish`"):
+        hub.push_folder(tmp_path / "drafter", "me/drafter")
 
 
 def test_drafter_of_nobody_is_not_pushed(fake_hub, make_speculator) -> None:

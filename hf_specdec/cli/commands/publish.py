@@ -33,7 +33,7 @@ def publish(
     ] = None,
     speed: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="File of benchmarks/throughput.py --json."),
+        typer.Option(exists=True, dir_okay=False, help="File of hf-specdec bench --json."),
     ] = None,
     tokenizer: Annotated[
         bool, typer.Option("--tokenizer/--no-tokenizer", help="Add the target's tokenizer.")
