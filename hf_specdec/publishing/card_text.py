@@ -114,7 +114,7 @@ def _training(result: dict[str, Any] | None, has_curve: bool) -> str:
         rows.append(["preset", result["preset"]])
     if description := data.get("description"):
         rows.append(["data", description])
-    if files := data.get("files"):
+    elif files := data.get("files"):
         rows.append(["files", ", ".join(files)])
     for corpus in data.get("corpora", ()):
         stage = str(corpus.get("stage", "")).replace("_", " ")
@@ -126,11 +126,12 @@ def _training(result: dict[str, Any] | None, has_curve: bool) -> str:
         steps = f" in {training['steps']:,} steps" if training.get("steps") else ""
         rows.append(["trained on", f"{training['tokens_trained']:,} tokens{steps}"])
     if total := training.get("seconds", {}).get("total"):
-        rows.append(["time", f"{total / 60:.0f} minutes"])
+        rows.append(["time", _count(max(round(total / 60), 1), "minute")])
     if training.get("continued_from"):
         rows.append(["continued from", training["continued_from"]])
-    for name in ("learning_rate", "head_decay", "distill_top_k", "num_sampled"):
-        if (value := result.get("settings", {}).get(name)) is not None:
+    for name in ("objective", "learning_rate", "head_decay", "distill_top_k", "num_sampled"):
+        # 0 and None turn a thing off.
+        if value := result.get("settings", {}).get(name):
             rows.append([name.replace("_", " "), value])
     if hardware := _hardware(result.get("hardware")):
         rows.append(["hardware", hardware])
@@ -148,13 +149,17 @@ def _hardware(hardware: dict[str, Any] | None) -> str:
     name = hardware.get("name") or hardware.get("device")
     parts = [str(name)] if name else []
     if hardware.get("processes", 1) > 1:
-        parts.append(f"{hardware['processes']} processes")
+        parts.append(_count(hardware["processes"], "processes"))
     if hardware.get("device") == "cpu" and hardware.get("threads"):
-        parts.append(f"{hardware['threads']} threads")
+        parts.append(_count(hardware["threads"], "thread"))
     for package in ("torch", "transformers", "hf_specdec"):
         if hardware.get(package):
             parts.append(f"{package} {hardware[package]}")
     return ", ".join(parts)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + "s" * (number != 1 and not what.endswith("s"))
 
 
 def _table(header: list[Any], rows: list[list[Any]]) -> str:

@@ -26,7 +26,7 @@ from hf_specdec.publishing.facts import (
     is_hub_id,
     read_config,
 )
-from hf_specdec.publishing.measurements import SPEED_FILE
+from hf_specdec.publishing.measurements import RESULT_FILE, SPEED_FILE
 from hf_specdec.publishing.remote_code import REMOTE_CODE, copied, is_copied, remote_code_files
 from hf_specdec.publishing.whole_files import write_whole
 
@@ -107,7 +107,8 @@ def publish_folder(folder: Path, options: PublishOptions | None = None) -> Publi
         tags=options.tags,
         speed=options.speed,
     )
-    if facts.base_model is None:
+    base_model = facts.base_model
+    if base_model is None:
         raise ValueError(
             "the target has no name: neither config.json nor training/result.json has its Hub id "
             f"(base_model_name_or_path={config.get('base_model_name_or_path')!r}; a folder is no "
@@ -118,13 +119,16 @@ def publish_folder(folder: Path, options: PublishOptions | None = None) -> Publi
     files = _code(folder, facts.model_type, with_generate=is_speculator)
     config = {**config, "auto_map": REMOTE_CODE[facts.model_type].auto_map}
     if is_speculator:
-        config["base_model_name_or_path"] = facts.base_model
+        config["base_model_name_or_path"] = base_model
+    if facts.result is not None:
+        facts = replace(facts, result=_without_places(facts.result, base_model))
+        files[RESULT_FILE.as_posix()] = json.dumps(facts.result, indent=2) + "\n"
     if facts.speed is not None:
         files[SPEED_FILE.as_posix()] = json.dumps(facts.speed.content, indent=2) + "\n"
     files["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
     with tempfile.TemporaryDirectory() as temporary:
         if options.tokenizer and not has_tokenizer(folder):
-            files |= _tokenizer(options.target or facts.base_model, Path(temporary))
+            files |= _tokenizer(options.target or base_model, Path(temporary))
         chats = has_chat_template(folder) or has_chat_template(Path(temporary))
     facts = replace(
         facts,
@@ -148,6 +152,17 @@ def _earlier_card(folder: Path) -> dict[str, Any]:
     if not card.exists() or not is_own(text := card.read_text(encoding="utf-8")):
         return {}
     return ModelCard(text).data.to_dict()
+
+
+def _without_places(result: dict[str, Any], base_model: str) -> dict[str, Any]:
+    """A training result without names of folders, which are nobody's business."""
+    target, training = result.get("target", {}), result.get("training", {})
+    if not is_hub_id(target.get("name")):
+        target = {**target, "name": base_model}
+    before = training.get("continued_from")
+    if before is not None and not is_hub_id(before):
+        training = {**training, "continued_from": Path(before).name}
+    return {**result, "target": target, "training": training}
 
 
 def _check_weights(folder: Path, config: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from card_numbers import SPEED
+from card_numbers import RESULT, SPEED
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -101,6 +101,23 @@ def test_training_state_is_not_pushed(folder: Path) -> None:
         "README.md", "config.json", "model.safetensors", "training/curve.png",
         "training/result.json",
     ]  # fmt: skip
+
+
+def test_names_of_folders_are_not_published(folder: Path) -> None:
+    target = {**RESULT["target"], "name": "/home/me/target"}
+    training = {**RESULT["training"], "continued_from": "/home/me/earlier"}
+    result = {**RESULT, "target": target, "training": training}
+    (folder / "training").mkdir()
+    (folder / "training" / "result.json").write_text(json.dumps(result))
+    config = {**config_of(folder), "base_model_name_or_path": "/home/me/target"}
+    (folder / "config.json").write_text(json.dumps(config))
+    publish_folder(folder, NAMED)
+    for name in files_to_push(folder):
+        assert b"/home" not in (folder / name).read_bytes(), name
+    kept = json.loads((folder / "training" / "result.json").read_text())
+    assert kept["target"]["name"] == "owner/target"
+    assert kept == {**result, "target": kept["target"], "training": kept["training"]}
+    assert "| continued from | earlier |" in (folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["network.py", "custom_generate/generate.py"])
