@@ -97,6 +97,29 @@ def publish_folder(folder: Path, options: PublishOptions | None = None) -> Publi
     options = options or PublishOptions()
     config = read_config(folder)
     _check_weights(folder, config)
+    facts = _facts(folder, options)
+    _check_target(options.target, config)
+    files = _code(folder, facts)
+    if facts.result is not None:
+        files[RESULT_FILE.as_posix()] = json.dumps(facts.result, indent=2) + "\n"
+    if facts.speed is not None:
+        files[SPEED_FILE.as_posix()] = json.dumps(facts.speed.content, indent=2) + "\n"
+    files["config.json"] = json.dumps(facts.config, indent=2, sort_keys=True) + "\n"
+    with tempfile.TemporaryDirectory() as temporary:
+        if options.tokenizer and not has_tokenizer(folder):
+            files |= _tokenizer(options.target or str(facts.base_model), Path(temporary))
+        chats = has_chat_template(folder) or has_chat_template(Path(temporary))
+    card = folder / CARD_FILE
+    is_theirs = card.exists() and not is_own(card.read_text(encoding="utf-8"))
+    if not is_theirs:
+        files[CARD_FILE] = model_card(replace(facts, has_chat_template=chats))
+    written = [name for name, text in files.items() if write_whole(folder / name, text)]
+    kept = [name for name in files if name not in written] + [CARD_FILE] * is_theirs
+    return PublishedFolder(tuple(written), tuple(kept), tuple(_notes(folder, facts, is_theirs)))
+
+
+def _facts(folder: Path, options: PublishOptions) -> CardFacts:
+    """What is known of the folder, as it will be."""
     earlier = _earlier_card(folder)
     facts = gather_facts(
         folder,
@@ -104,46 +127,29 @@ def publish_folder(folder: Path, options: PublishOptions | None = None) -> Publi
         base_model=options.base_model or (options.target if is_hub_id(options.target) else None),
         license=options.license or earlier.get("license"),
         datasets=options.datasets or earlier.get("datasets") or (),
-        tags=options.tags,
+        tags=options.tags or earlier.get("tags") or (),
         speed=options.speed,
     )
-    base_model = facts.base_model
+    base_model = facts.base_model or earlier.get("base_model")
     if base_model is None:
+        recorded = facts.config.get("base_model_name_or_path")
         raise ValueError(
             "the target has no name: neither config.json nor training/result.json has its Hub id "
-            f"(base_model_name_or_path={config.get('base_model_name_or_path')!r}; a folder is no "
-            "Hub id). Name it with --base-model"
+            f"(base_model_name_or_path={recorded!r}; a folder is no Hub id). Name it with "
+            "--base-model"
         )
+    config = {**facts.config, "auto_map": REMOTE_CODE[facts.model_type].auto_map}
     is_speculator = facts.model_type == "mlp_speculator"
-    _check_target(options.target, config)
-    files = _code(folder, facts.model_type, with_generate=is_speculator)
-    config = {**config, "auto_map": REMOTE_CODE[facts.model_type].auto_map}
     if is_speculator:
         config["base_model_name_or_path"] = base_model
-    if facts.result is not None:
-        facts = replace(facts, result=_without_places(facts.result, base_model))
-        files[RESULT_FILE.as_posix()] = json.dumps(facts.result, indent=2) + "\n"
-    if facts.speed is not None:
-        files[SPEED_FILE.as_posix()] = json.dumps(facts.speed.content, indent=2) + "\n"
-    files["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    with tempfile.TemporaryDirectory() as temporary:
-        if options.tokenizer and not has_tokenizer(folder):
-            files |= _tokenizer(options.target or base_model, Path(temporary))
-        chats = has_chat_template(folder) or has_chat_template(Path(temporary))
-    facts = replace(
+    return replace(
         facts,
+        base_model=base_model,
         config=config,
+        result=facts.result and _without_places(facts.result, base_model),
         has_remote_code=True,
         has_custom_generate=is_speculator,
-        has_chat_template=chats,
     )
-    card = folder / CARD_FILE
-    is_theirs = card.exists() and not is_own(card.read_text(encoding="utf-8"))
-    if not is_theirs:
-        files[CARD_FILE] = model_card(facts)
-    written = [name for name, text in files.items() if write_whole(folder / name, text)]
-    kept = [name for name in files if name not in written] + [CARD_FILE] * is_theirs
-    return PublishedFolder(tuple(written), tuple(kept), tuple(_notes(folder, facts, is_theirs)))
 
 
 def _earlier_card(folder: Path) -> dict[str, Any]:
@@ -193,10 +199,10 @@ def _check_target(target: str | None, config: dict[str, Any]) -> None:
         )
 
 
-def _code(folder: Path, model_type: str, with_generate: bool) -> dict[str, str]:
+def _code(folder: Path, facts: CardFacts) -> dict[str, str]:
     """The files of code, none of which may be in the way of someone else's."""
-    files = remote_code_files(model_type)
-    if with_generate:
+    files = remote_code_files(facts.model_type)
+    if facts.has_custom_generate:
         files[GENERATE_FILE.as_posix()] = copied(Path(custom_generate.__file__))
     for name in files:
         path = folder / name
@@ -205,7 +211,7 @@ def _code(folder: Path, model_type: str, with_generate: bool) -> dict[str, str]:
                 f"{str(path)!r} is in the way and was not written by hf-specdec; move it, the "
                 "folder needs a file of that name"
             )
-    if with_generate:
+    if facts.has_custom_generate:
         files[GENERATE_FILE.with_name("requirements.txt").as_posix()] = _REQUIREMENTS
     return files
 

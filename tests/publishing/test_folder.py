@@ -183,6 +183,8 @@ def test_mtp_checkpoint(target, tokenizer, tmp_path: Path) -> None:
     assert '"method": "mtp"' in card and "base_model_relation: finetune" in card
     assert (folder / "modeling_mimo.py").exists()
     AutoModelForCausalLM.from_pretrained(folder)
+    # Nothing in its config says whose it is, but its card does.
+    assert publish_folder(folder).written == ()
 
 
 def test_command(folder: Path, target_folder: Path, tmp_path: Path) -> None:
