@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, ModelCard
+from huggingface_hub.errors import HTTPError
 
 from hf_specdec.publishing.card import CARD_FILE, is_own
 from hf_specdec.publishing.facts import check_hub_id
@@ -72,27 +73,34 @@ def push_folder(
 
     Raises:
         ValueError: an id or card that the Hub wouldn't take, or no card.
+        OSError: the Hub can't be reached, or refuses, as without a token.
     """
     check_hub_id("repo_id", repo_id)
     names = files_to_push(folder)
     if CARD_FILE not in names:
         raise ValueError(f"{str(folder)!r} has no {CARD_FILE}; `hf-specdec publish` writes one")
     text = (folder / CARD_FILE).read_text(encoding="utf-8")
-    ModelCard(text).validate()
-    api = HfApi(token=token)
-    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-    kept_card = is_own(text) and _has_card_of_someone(api, repo_id, revision)
-    if kept_card:
-        names.remove(CARD_FILE)
-    commit = api.upload_folder(
-        repo_id=repo_id,
-        folder_path=folder,
-        allow_patterns=names,
-        commit_message=commit_message or "Upload drafter with hf_specdec",
-        commit_description=commit_description,
-        revision=revision,
-        create_pr=create_pr,
-    )
+    try:
+        ModelCard(text).validate()
+        api = HfApi(token=token)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        kept_card = is_own(text) and _has_card_of_someone(api, repo_id, revision)
+        if kept_card:
+            names.remove(CARD_FILE)
+        commit = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=folder,
+            allow_patterns=names,
+            commit_message=commit_message or "Upload drafter with hf_specdec",
+            commit_description=commit_description,
+            revision=revision,
+            create_pr=create_pr,
+        )
+    except HTTPError as error:
+        # Of httpx; those that the Hub itself answered with are OSErrors already.
+        if isinstance(error, OSError):
+            raise
+        raise ConnectionError(f"the Hub can't be reached: {error}") from error
     return Pushed(commit, tuple(names), kept_card)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import HfApi
+from huggingface_hub.errors import HTTPError
 from typer.testing import CliRunner
 
 from hf_specdec.cli.app import app
@@ -135,6 +136,18 @@ def test_what_the_hub_refuses_is_not_sent(fake_hub, speculator, monkeypatch, tmp
     (tmp_path / "drafter" / "README.md").unlink()
     with pytest.raises(ValueError, match="has no README.md; `hf-specdec publish`"):
         hub.push_folder(tmp_path / "drafter", "me/drafter")
+
+
+def test_hub_out_of_reach(fake_hub, speculator, monkeypatch, tmp_path) -> None:
+    def unreachable(card: Any) -> None:
+        raise HTTPError("Name or service not known")
+
+    monkeypatch.setattr(hub.ModelCard, "validate", unreachable)
+    speculator.save_pretrained(tmp_path / "drafter")
+    arguments = ["publish", str(tmp_path / "drafter"), "--no-tokenizer", "--push", "me/drafter"]
+    run = CliRunner().invoke(app, arguments)
+    assert run.exit_code == 1 and "the Hub can't be reached: Name or service" in run.output
+    assert fake_hub.files == {}
 
 
 def test_drafter_of_nobody_is_not_pushed(fake_hub, make_speculator) -> None:
