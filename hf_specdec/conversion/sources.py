@@ -178,5 +178,5 @@ def _downloaded(name: str) -> Path:
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
             f"SOURCE={name!r} is neither a file nor a folder, nor a model that the Hub hands out: "
-            f"{str(error).splitlines()[0]}"
+            f"{str(error).partition(chr(10))[0]}"
         ) from None

@@ -190,7 +190,7 @@ def _check_target(target: str | None, config: dict[str, Any]) -> None:
         found = AutoConfig.from_pretrained(target).get_text_config()
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"--target={target!r} can't be read: {str(error).splitlines()[0]}"
+            f"--target={target!r} can't be read: {str(error).partition(chr(10))[0]}"
         ) from None
     if found.hidden_size != config["emb_dim"]:
         raise ValueError(
@@ -223,7 +223,7 @@ def _tokenizer(target: str, temporary: Path) -> dict[str, str]:
     except (OSError, ValueError) as error:
         raise TokenizerError(
             f"the tokenizer of {target!r} can't be read; name the target's folder or Hub id with "
-            f"--target, or leave it out with --no-tokenizer: {str(error).splitlines()[0]}"
+            f"--target, or leave it out with --no-tokenizer: {str(error).partition(chr(10))[0]}"
         ) from None
     tokenizer.save_pretrained(temporary)
     return {
