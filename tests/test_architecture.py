@@ -78,7 +78,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "resolution": {"compatibility", "config", "drafters", "registry", "schedule"},
     "doctor": {"drafters", "metrics", "registry"},
-    "attach": {"integration", "compatibility", "config", "resolution"},
+    "conversion": {"modeling"},
+    "publishing": {"modeling"},
+    "attach": {"integration", "compatibility", "config", "metrics", "resolution"},
+    "startup": set(),
+    "public": {
+        "attach",
+        "config",
+        "drafters",
+        "integration",
+        "metrics",
+        "modeling",
+        "publishing",
+        "packing",
+        "registry",
+    },  # fmt: skip
 }
 # These may import all units but the ones named.
 MAY_NOT_IMPORT: dict[str, set[str]] = {

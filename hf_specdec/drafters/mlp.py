@@ -7,7 +7,7 @@ predicts the tokens after that one (fms-extras; Wertheimer et al. 2024, arXiv 24
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -32,10 +32,10 @@ class MLPDrafter(Drafter):
     method: ClassVar[Method | None] = "mlp_speculator"
 
     def __init__(self, model: PreTrainedModel, feed: Feed = "post_norm"):
-        if not isinstance(model, MLPSpeculatorPreTrainedModel):
+        if not isinstance(model, MLPSpeculatorPreTrainedModel) and not _is_remote_copy(model):
             raise TypeError(f"MLPDrafter needs an MLP speculator, got {type(model).__name__}")
-        self.model = model
-        self._bound = model
+        self.model = cast(MLPSpeculatorPreTrainedModel, model)
+        self._bound = self.model
         self._hidden_states: torch.Tensor | None = None
         self._num_target_ids = 0
         self._feed = feed
@@ -113,3 +113,13 @@ class MLPDrafter(Drafter):
         assert self._hidden_states is not None
         index = torch.tensor(order, device=self._hidden_states.device)
         self._hidden_states = self._hidden_states[index]
+
+
+def _is_remote_copy(model: PreTrainedModel) -> bool:
+    """Whether a model's class is our own, loaded from a repository before hf_specdec was imported.
+
+    transformers keeps such code under ``transformers_modules``.
+    """
+    cls = type(model)
+    is_remote = cls.__module__.startswith("transformers_modules.")
+    return is_remote and cls.__name__ == MLPSpeculatorPreTrainedModel.__name__

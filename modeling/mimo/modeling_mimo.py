@@ -26,6 +26,8 @@ from transformers.models.qwen2.modeling_qwen2 import (
     Qwen2RMSNorm,
 )
 
+from hf_specdec.modeling.card_on_save import CardOnSave
+
 from .configuration_mimo import MiMoConfig
 
 
@@ -97,7 +99,7 @@ class MiMoModel(Qwen2Model):
         self.post_init()
 
 
-class MiMoForCausalLM(Qwen2ForCausalLM):
+class MiMoForCausalLM(CardOnSave, Qwen2ForCausalLM):  # type: ignore[misc]
     """MiMo-7B with its head; loads and saves the published layout, MTP layers included."""
 
     config: MiMoConfig

@@ -33,6 +33,8 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
+from hf_specdec.modeling.card_on_save import CardOnSave
+
 from .arguments import (
     check_draft_token_ids,
     check_last_position,
@@ -66,7 +68,7 @@ class MLPSpeculatorOutput(ModelOutput):
     head_losses: Tensor | None = None
 
 
-class MLPSpeculatorPreTrainedModel(PreTrainedModel):
+class MLPSpeculatorPreTrainedModel(CardOnSave, PreTrainedModel):  # type: ignore[misc]
     """The complete MLP speculator.
 
     The class name is the one that the published configs give as ``architectures``.
