@@ -30,7 +30,7 @@ from rich.table import Table
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import hf_specdec
-from hf_specdec.cli.agreement import explain_difference
+from hf_specdec.agreement import explain_difference
 from hf_specdec.cli.demo_pair import load_demo_pair
 from hf_specdec.drafters import MTPDrafter
 from hf_specdec.registry import mtp_network

@@ -76,6 +76,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "resolution": {"compatibility", "config", "drafters", "registry"},
     "doctor": {"drafters", "metrics", "registry"},
+    "agreement": set(),
+    "benchmarking": {
+        "agreement",
+        "compatibility",
+        "drafters",
+        "metrics",
+        "prompt",
+        "registry",
+        "schedule",
+    },
     "attach": {"integration", "compatibility", "config", "resolution"},
 }
 # These may import all units but the ones named.
