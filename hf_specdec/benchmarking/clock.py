@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
@@ -35,22 +35,30 @@ def synchronize(device: torch.device) -> None:
 
 @dataclass
 class Sections:
-    """Seconds of one call.
+    """Seconds of one call, or of several added up (``a + b``).
 
     Attributes:
         total: all of it.
+        prompt: in the target's forward over the prompt.
+        verification: in the target's further forwards.
         drafter: in the drafter's methods.
-        target_forwards: in each forward of the target, the prompt's first.
+        steps: how many further forwards there were.
     """
 
     total: float = 0.0
+    prompt: float = 0.0
+    verification: float = 0.0
     drafter: float = 0.0
-    target_forwards: list[float] = field(default_factory=list)
+    steps: int = 0
+
+    def __add__(self, other: Sections) -> Sections:
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return Sections(**sums)
 
     @property
     def target(self) -> float:
         """In the target's forwards."""
-        return sum(self.target_forwards)
+        return self.prompt + self.verification
 
     @property
     def loop(self) -> float:
@@ -80,6 +88,7 @@ def _watched(target: PreTrainedModel, drafter: Drafter, sections: Sections) -> I
     """Fill ``sections`` while the block runs; what is inside another part counts there alone."""
     started: list[float] = []
     inside: list[float] = []
+    forwards: list[float] = []
 
     def enter(*_: Any) -> None:
         synchronize(target.device)
@@ -95,7 +104,7 @@ def _watched(target: PreTrainedModel, drafter: Drafter, sections: Sections) -> I
         return own
 
     def after_forward(*_: Any) -> None:
-        sections.target_forwards.append(leave())
+        forwards.append(leave())
 
     def wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -112,13 +121,17 @@ def _watched(target: PreTrainedModel, drafter: Drafter, sections: Sections) -> I
         target.register_forward_pre_hook(enter),
         target.register_forward_hook(after_forward),
     ]
+    before = {name: drafter.__dict__[name] for name in _DRAFTER_METHODS if name in drafter.__dict__}
     for name in _DRAFTER_METHODS:
         # On the instance, in front of the class's own.
         drafter.__dict__[name] = wrapped(getattr(drafter, name))
     try:
         yield
+        sections.prompt, sections.verification = sum(forwards[:1]), sum(forwards[1:])
+        sections.steps = len(forwards[1:])
     finally:
         for hook in hooks:
             hook.remove()
         for name in _DRAFTER_METHODS:
             del drafter.__dict__[name]
+        drafter.__dict__.update(before)

@@ -66,8 +66,11 @@ def measure(
 
 
 def default_draft_tokens(pair: Pair) -> int:
-    """K where nobody asks for a number."""
-    return _drafter(pair).default_draft_tokens
+    """K where nobody asks for a number: the assistant's own wish, or what its checkpoint says."""
+    own = getattr(pair.assistant, "generation_config", None)
+    wish = getattr(own, "num_assistant_tokens", None)
+    # transformers' default can't be told from a wish.
+    return _drafter(pair).default_draft_tokens if wish in (None, 20) else wish
 
 
 def _drafter(pair: Pair) -> Drafter:
@@ -189,15 +192,5 @@ class _PairedRuns:
         drafter = drafter_for(assistant)
         assert drafter is not None
         calls = self._calls
-        sections = profile(
-            calls.target, drafter, lambda: calls.speculative(group, drafter, record.k)
-        )
-        total = sections.total
-        record.shares.append(
-            (sections.target / total, sections.drafter / total, sections.loop / total)
-        )
-        per_step = 1000 / max(len(sections.target_forwards) - 1, 1)
-        behind_prompt = sum(sections.target_forwards[1:])
-        record.steps.append(
-            (behind_prompt * per_step, sections.drafter * per_step, sections.loop * per_step)
-        )
+        call = partial(calls.speculative, group, drafter, record.k)
+        record.sections += profile(calls.target, drafter, call)

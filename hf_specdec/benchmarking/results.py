@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_specdec.agreement import Difference
+from hf_specdec.benchmarking.clock import Sections
 from hf_specdec.metrics import SpeculationStats
 
 
@@ -71,9 +72,9 @@ class Row:
         per_position: share of the drafts that were accepted up to each position.
         mean_acceptance_length: tokens emitted per draft, the target's own included.
         plain_first_token, speculative_first_token: median seconds of a call for one token.
-        target_share, drafter_share, loop_share: median parts of a profiled speculative call.
-        target_step, drafter_step, loop_step: the same, median milliseconds per step behind the
-            prompt's.
+        target_share, drafter_share, loop_share: parts of the profiled speculative calls' time.
+        target_step, drafter_step, loop_step: milliseconds of the same for each step behind the
+            prompt's; what a call does once is in the loop's.
         plain_peak, speculative_peak: bytes, the largest over the timed runs; ``None`` if unknown.
         texts: pairs of texts that were compared.
         disagreements: those that differ.
@@ -159,8 +160,7 @@ class RowRecord:
     speculative_seconds: list[float] = field(default_factory=list)
     plain_first: list[float] = field(default_factory=list)
     speculative_first: list[float] = field(default_factory=list)
-    shares: list[tuple[float, float, float]] = field(default_factory=list)
-    steps: list[tuple[float, float, float]] = field(default_factory=list)
+    sections: Sections = field(default_factory=Sections)
     plain_peaks: list[int | None] = field(default_factory=list)
     speculative_peaks: list[int | None] = field(default_factory=list)
     stats: SpeculationStats = field(default_factory=SpeculationStats)
@@ -170,8 +170,8 @@ class RowRecord:
     def finish(self) -> Row:
         """The row; the seconds that were collected are per token."""
         pairs = zip(self.plain_seconds, self.speculative_seconds, strict=True)
-        shares = [Spread.of(part).median for part in zip(*self.shares, strict=True)]
-        steps = [Spread.of(part).median for part in zip(*self.steps, strict=True)]
+        parts = self.sections
+        per_step = 1000 / max(parts.steps, 1)
         return Row(
             prompt_set=self.prompt_set,
             batch=self.batch,
@@ -185,12 +185,12 @@ class RowRecord:
             mean_acceptance_length=self.stats.mean_acceptance_length,
             plain_first_token=Spread.of(self.plain_first).median,
             speculative_first_token=Spread.of(self.speculative_first).median,
-            target_share=shares[0],
-            drafter_share=shares[1],
-            loop_share=shares[2],
-            target_step=steps[0],
-            drafter_step=steps[1],
-            loop_step=steps[2],
+            target_share=parts.target / parts.total,
+            drafter_share=parts.drafter / parts.total,
+            loop_share=parts.loop / parts.total,
+            target_step=parts.verification * per_step,
+            drafter_step=parts.drafter * per_step,
+            loop_step=parts.loop * per_step,
             plain_peak=_largest(self.plain_peaks),
             speculative_peak=_largest(self.speculative_peaks),
             texts=self.texts,

@@ -2,68 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
 from hf_specdec.benchmarking.results import Report, Row
 
 _MEGABYTE = 1e6
-_SPEED_COLUMNS = (
-    "tok/s\nplain",
-    "tok/s\nspec.",
-    "speed-up\nmedian (range)",
-    "mean acc.\nlength",
-    "accepted\nper position",
-    "identical/\nnear-tie/wrong",
-)
-_COST_COLUMNS = (
-    "first token, ms\nplain / spec.",
-    "share of time, %\ntarget / drafter / loop",
-    "ms a step\ntarget / drafter / loop",
-    "peak, MB\nplain / spec.",
-)
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """Everything about the rows, in tables that fit a terminal of 80 columns."""
+    return [speed_table(rows), acceptance_table(rows), cost_table(rows)]
 
 
 def speed_table(rows: Sequence[Row]) -> Table:
-    """How fast, and with what acceptance."""
-    table = _table("Plain generate against speculation, paired", _SPEED_COLUMNS)
-    for row in rows:
-        table.add_row(
-            escape(row.prompt_set),
-            str(row.batch),
-            str(row.k),
+    """How fast, and whether the texts agree."""
+    columns = (
+        "tok/s\nplain",
+        "tok/s\nspec.",
+        "speed-\nup",
+        "\nrange",
+        "mean acc.\nlength",
+        "identical/\ntie/wrong",
+    )
+    return _table(
+        "Plain generate against speculation, paired",
+        columns,
+        rows,
+        lambda row: (
             f"{row.plain_tokens_per_second:.1f}",
             f"{row.speculative_tokens_per_second:.1f}",
-            _speedup(row),
+            f"{row.speedup.median:.2f}x",
+            f"{row.speedup.min:.2f}-{row.speedup.max:.2f}",
             f"{row.mean_acceptance_length:.2f}",
+            f"{row.identical}/{row.near_ties}/{row.wrong}",
+        ),
+    )
+
+
+def acceptance_table(rows: Sequence[Row]) -> Table:
+    """How many drafts are accepted."""
+    return _table(
+        "Acceptance",
+        ("drafts", "rate", "accepted this far, by draft position"),
+        rows,
+        lambda row: (
+            str(row.num_drafts),
+            f"{row.acceptance_rate:.2f}",
             " ".join(f"{rate:.2f}" for rate in row.per_position) or "-",
-            _texts(row),
-            style="red" if row.wrong else None,
-        )
-    return table
+        ),
+    )
 
 
 def cost_table(rows: Sequence[Row]) -> Table:
     """Where the time and the memory go."""
-    table = _table(
-        "Where a speculative call's time goes (profiled apart), and memory", _COST_COLUMNS
+    columns = (
+        "first token\nms, p./s.",
+        "target/drafter/\nloop, %",
+        "target/drafter/\nloop, ms a step",
+        "peak, MB\np./s.",
     )
-    for row in rows:
-        shares = (row.target_share, row.drafter_share, row.loop_share)
-        steps = (row.target_step, row.drafter_step, row.loop_step)
-        table.add_row(
-            escape(row.prompt_set),
-            str(row.batch),
-            str(row.k),
-            f"{1000 * row.plain_first_token:.1f} / {1000 * row.speculative_first_token:.1f}",
-            " / ".join(f"{100 * share:.1f}" for share in shares),
-            " / ".join(f"{step:.2f}" for step in steps),
-            f"{_megabytes(row.plain_peak)} / {_megabytes(row.speculative_peak)}",
-        )
-    return table
+    return _table(
+        "Costs, plain/speculative; parts of a speculative call, profiled apart",
+        columns,
+        rows,
+        lambda row: (
+            f"{1000 * row.plain_first_token:.3g}/{1000 * row.speculative_first_token:.3g}",
+            "/".join(
+                f"{100 * share:.1f}"
+                for share in (row.target_share, row.drafter_share, row.loop_share)
+            ),
+            "/".join(f"{step:.2f}" for step in (row.target_step, row.drafter_step, row.loop_step)),
+            f"{_megabytes(row.plain_peak)}/{_megabytes(row.speculative_peak)}",
+        ),
+    )
 
 
 def disagreement_lines(rows: Sequence[Row]) -> list[str]:
@@ -105,23 +121,29 @@ def markdown(report: Report) -> str:
         cells.append(" / ".join(str(sum(count)) for count in zip(*counts, strict=True)))
         lines.append(cells)
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"{table}\n\n{environment_line(report)}"
+    wrong = disagreement_lines([row for row in report.rows if row.wrong])
+    return "\n\n".join([table, *wrong, environment_line(report)])
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title)
-    table.add_column("prompts")
-    for name in ("batch", "K", *columns):
-        table.add_column(name, justify="right")
+def _table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Row],
+    cells: Callable[[Row], Sequence[str]],
+) -> Table:
+    """A line for each row: which it is, and what ``cells`` says of it; wrong ones in red."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("\nprompts")
+    for name in ("\nbatch", "\nK", *columns):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        place = (escape(row.prompt_set), str(row.batch), str(row.k))
+        table.add_row(*place, *cells(row), style="red" if row.wrong else None)
     return table
 
 
 def _speedup(row: Row) -> str:
     return f"{row.speedup.median:.2f}x ({row.speedup.min:.2f}-{row.speedup.max:.2f})"
-
-
-def _texts(row: Row) -> str:
-    return f"{row.identical}/{row.near_ties}/{row.wrong}"
 
 
 def _megabytes(size: int | None) -> str:

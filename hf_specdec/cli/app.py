@@ -10,9 +10,11 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from hf_specdec._version import __version__
+from hf_specdec.cli.commands.bench import bench
 from hf_specdec.cli.commands.demo import demo
 from hf_specdec.cli.commands.doctor import doctor
 from hf_specdec.cli.demo_pair import DemoPairUnavailableError
+from hf_specdec.cli.list_options import ListOptionsCommand
 from hf_specdec.startup import complete_package
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -86,6 +88,7 @@ def _options(
 
 app.command()(demo)
 app.command()(doctor)
+app.command(cls=ListOptionsCommand)(bench)
 
 
 def main() -> None:
