@@ -203,6 +203,15 @@ def test_tokens_behind_the_end_are_padding(target, prompts) -> None:
     assert calls.new_tokens(padded, group) == [plain[: plain.index(plain[4]) + 1]]
 
 
+def test_a_models_own_penalty_is_left_out(target, monkeypatch) -> None:
+    (group,) = groups_of(make_tokenizer(), ["hello"], 1, CPU)
+    calls = Calls(target, 20, None)
+    free = calls.plain(group)
+    monkeypatch.setattr(target.generation_config, "repetition_penalty", 5.0)
+    assert not torch.equal(target.generate(**group.inputs, max_new_tokens=20), free)
+    assert torch.equal(calls.plain(group), free)
+
+
 def test_what_cannot_be_drafted_is_refused_before_anything_runs(pair, make_speculator) -> None:
     workload = Workload(PROMPTS, ks=[1, 5])
     with pytest.raises(ValueError, match="--k=5 must be an integer from 0 to 4"):

@@ -98,7 +98,37 @@ def test_synthetic_drafter_needs_no_other(pair_folders: Folders, tmp_path: Path)
     assert row["per_position"] == [1.0] * 5
     assert row["mean_acceptance_length"] == 6.0
     assert content["settings"]["drafter"] == "synthetic"
+    assert content["settings"]["acceptance"] == 1.0
     assert content["settings"]["draft_milliseconds"] == pytest.approx(0.01)
+
+
+def test_seed_and_threads_are_the_options(pair_folders: Folders, tmp_path: Path) -> None:
+    numbers = tmp_path / "bench.json"
+    threads = torch.get_num_threads()
+    found = []
+    torch.set_num_threads(2)
+    try:
+        for seed in (1, 2):
+            result = bench(
+                pair_folders[0], "--synthetic-acceptance", 0.5, "--k", 3, "--set", "chat",
+                "--limit", 1, "--max-new-tokens", 40, "--repeats", 1, "--seed", seed,
+                "--threads", 1, "--json", numbers,
+            )  # fmt: skip
+            assert result.exit_code == 0, result.output
+            content = json.loads(numbers.read_text())
+            assert content["environment"]["threads"] == 1
+            found.append(content["rows"][0]["per_position"])
+    finally:
+        torch.set_num_threads(threads)
+    assert found[0] != found[1]
+
+
+def test_plain_steps_of_the_loop_can_be_measured(pair, tmp_path: Path) -> None:
+    """K = 0 drafts nothing; a draft's numbers are empty then, and the picture is still drawn."""
+    picture = tmp_path / "bench.png"
+    result = bench(*pair, *QUICK, "--k", 0, 2, "--set", "chat", "--plot", picture)
+    assert result.exit_code == 0, result.output
+    assert picture.exists()
 
 
 def test_wrong_text_fails_the_command(pair, monkeypatch: pytest.MonkeyPatch) -> None:
