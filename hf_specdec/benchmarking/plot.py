@@ -89,7 +89,7 @@ def _draw_acceptance(axis: Any, rows: list[Row]) -> None:
     axis.set_xlabel("draft position")
     axis.set_ylabel("drafts accepted this far")
     axis.set_xticks(range(1, max(k, 1) + 1))
-    axis.set_ylim(0, 1)
+    axis.set_ylim(-0.03, 1.03)  # room for the markers at both ends
     axis.grid(axis="y", color="0.9")
     axis.legend(title="prompts (mean acceptance length)", fontsize="small", title_fontsize="small")
 

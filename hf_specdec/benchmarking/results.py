@@ -74,7 +74,7 @@ class Row:
         plain_first_token, speculative_first_token: median seconds of a call for one token.
         target_share, drafter_share, loop_share: parts of the profiled speculative calls' time.
         target_step, drafter_step, loop_step: milliseconds of the same for each step behind the
-            prompt's; what a call does once is in the loop's.
+            prompt's; what drafter and loop do once a call is spread over the steps.
         plain_peak, speculative_peak: bytes, the largest over the timed runs; ``None`` if unknown.
         texts: pairs of texts that were compared.
         disagreements: those that differ.
