@@ -1,5 +1,7 @@
 """Paired runs on a tiny target: what is run in which order, and what is made of it."""
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +52,13 @@ def test_built_in_sets_are_texts_of_their_own() -> None:
     everything = [prompt for prompts in PROMPT_SETS.values() for prompt in prompts]
     assert len(set(everything)) == len(everything)
     assert all(prompt == prompt.strip() for prompt in everything)
+
+
+def test_built_in_prompts_are_none_that_drafters_are_trained_on() -> None:
+    path = Path(__file__).parents[2] / "examples" / "chat_prompts.py"
+    everyday_prompts = runpy.run_path(str(path))["everyday_prompts"]
+    trained_on = set(everyday_prompts(20_000))
+    assert not [p for prompts in PROMPT_SETS.values() for p in prompts if p in trained_on]
 
 
 def test_sets_are_chosen_by_name_in_order_and_once() -> None:
