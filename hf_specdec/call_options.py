@@ -17,6 +17,7 @@ from hf_specdec.config import SpeculativeConfig
 from hf_specdec.drafters import Drafter, Gemma4Drafter
 from hf_specdec.schedule import (
     AUTO,
+    MOST_AUTO,
     DraftLength,
     check_confidence_threshold,
     check_per_batch_size,
@@ -33,8 +34,6 @@ TRANSFORMERS_DEFAULTS = {
 _reached: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 # What "auto" has measured of a drafter.
 _measured: WeakKeyDictionary[Any, Measurements] = WeakKeyDictionary()
-# "auto" goes so far where a drafter has no limit of its own.
-_MOST_AUTO = 4
 
 
 def _first_wish(
@@ -84,7 +83,7 @@ def _auto_length(
             "change K while generating; give one of them"
         )
     layers = drafter.default_draft_tokens
-    most = min(drafter.max_draft_tokens, max(layers, _MOST_AUTO))
+    most = min(drafter.max_draft_tokens, max(layers, MOST_AUTO))
     # MTP layers are used in turn: all of them equally often where K goes beyond them.
     choices = [k for k in range(most + 1) if k <= layers or k % layers == 0]
     return AutoDraftLength(
@@ -92,6 +91,7 @@ def _auto_length(
         most,
         per_batch_size,
         AUTO,
+        MOST_AUTO,
         measurements=_measured.setdefault(assistant_model, Measurements()),
         choices=choices,
     )

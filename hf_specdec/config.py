@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from hf_specdec import vllm_words
-from hf_specdec.schedule import AUTO, BatchSizeSchedule, check_per_batch_size
+from hf_specdec.schedule import AUTO, BatchSizeSchedule, NumDraftTokens, check_per_batch_size
 
 Method = Literal["mlp_speculator", "mtp"]
 Verification = Literal["match", "rejection"]
@@ -39,7 +39,7 @@ class SpeculativeConfig:
 
     method: Method | None = None
     model: Any = None
-    num_speculative_tokens: int | Literal["auto"] | None = None
+    num_speculative_tokens: NumDraftTokens | None = None
     draft_tensor_parallel_size: int | None = None
     num_speculative_tokens_per_batch_size: BatchSizeSchedule | None = None
     revision: str | None = None

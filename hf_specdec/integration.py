@@ -18,8 +18,9 @@ import torch
 import transformers
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
+from transformers.pipelines import base as transformers_pipelines
 
-from hf_specdec import call_options, compatibility, resolution
+from hf_specdec import call_options, compatibility, pipelines, resolution
 from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import DecodingSettings, SpeculativeDecoder
 from hf_specdec.lockstep import LockstepTarget
@@ -49,6 +50,13 @@ _RELIED_ON = {
         "streamer",
         "assistant_model",
     ],
+    "load_assistant_model": ["model", "assistant_model", "assistant_tokenizer"],
+    "_prepare_generate_kwargs": ["self", "generate_kwargs"],
+}
+# Where the seams are that aren't methods of GenerationMixin.
+_OWNERS: dict[str, Any] = {
+    "load_assistant_model": transformers_pipelines,
+    "_prepare_generate_kwargs": transformers_pipelines.Pipeline,
 }
 _OPTIONS = "speculation_options"
 # Arguments of ``generate`` that transformers doesn't know.
@@ -316,20 +324,28 @@ _WRAPPERS = {
     "_validate_generation_mode": _validate_generation_mode,
     "_get_candidate_generator": _get_candidate_generator,
     "_assisted_decoding": _assisted_decoding,
+    "load_assistant_model": pipelines.load_our_assistants,
+    "_prepare_generate_kwargs": pipelines.pass_our_assistants,
 }
+
+
+def _owner(name: str) -> Any:
+    """The class or module that a seam is in."""
+    return _OWNERS.get(name, GenerationMixin)
 
 
 def check_transformers() -> None:
     """Raise ImportError if this transformers lacks what the seams rely on."""
     for name, parameters in _RELIED_ON.items():
-        method = getattr(GenerationMixin, name, None)
+        owner = _owner(name)
+        method = getattr(owner, name, None)
         found = inspect.signature(method).parameters if method is not None else {}
         missing = [p for p in parameters if p not in found]
         if method is None or missing:
             what = f"no parameters {missing}" if method is not None else "is missing"
             raise ImportError(
                 f"hf_specdec supports transformers {SUPPORTED_TRANSFORMERS}; in "
-                f"{transformers.__version__} GenerationMixin.{name} has changed ({what}). Install "
+                f"{transformers.__version__} {owner.__name__}.{name} has changed ({what}). Install "
                 f"'transformers{SUPPORTED_TRANSFORMERS}' or a newer hf_specdec."
             )
 
@@ -352,8 +368,8 @@ def enable() -> None:
         return
     check_transformers()
     for name, wrap in _WRAPPERS.items():
-        _originals[name] = getattr(GenerationMixin, name)
-        setattr(GenerationMixin, name, wrap(_originals[name]))
+        _originals[name] = getattr(_owner(name), name)
+        setattr(_owner(name), name, wrap(_originals[name]))
     for model_class in _own_models():
         # Pipelines and servers look up config.architectures in the transformers namespace.
         for namespace in _namespaces():
@@ -363,7 +379,7 @@ def enable() -> None:
 def disable() -> None:
     """Close the seams: every original is put back. Loaded models keep working without us."""
     for name, original in _originals.items():
-        setattr(GenerationMixin, name, original)
+        setattr(_owner(name), name, original)
     for model_class in _own_models() if _originals else ():
         for namespace in _namespaces():
             vars(namespace).pop(model_class.__name__, None)

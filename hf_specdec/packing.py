@@ -11,6 +11,8 @@ generation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -92,6 +94,19 @@ def unpack_weights(model: nn.Module) -> None:
     for layer in model.modules():
         if type(layer) is PackedLinear:
             _make_ordinary(layer)
+
+
+@contextmanager
+def suspended(model: nn.Module) -> Iterator[None]:
+    """Let packed layers compute as ordinary ones for a while, to compare the two."""
+    layers: list[Any] = [layer for layer in model.modules() if type(layer) is PackedLinear]
+    for layer in layers:
+        layer.__class__ = nn.Linear
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.__class__ = PackedLinear
 
 
 def _is_linear(layer: nn.Module) -> bool:

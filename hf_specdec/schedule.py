@@ -14,6 +14,9 @@ BatchSizeSchedule = Sequence[Sequence[int]]
 DraftLengthSchedule = Literal["constant", "heuristic", "heuristic_transient"]
 AUTO: Final = "auto"
 """Asked for in place of a K: `auto_length` chooses it while generating."""
+MOST_AUTO = 4
+"""How far that goes where a drafter has no limit of its own."""
+NumDraftTokens = int | Literal["auto"]
 
 
 @dataclass

@@ -74,12 +74,25 @@ MAY_IMPORT: dict[str, set[str]] = {
         "prompt",
         "schedule",
         "compatibility",
+        "pipelines",
         "resolution",
     },
     "resolution": {"compatibility", "config", "drafters", "registry", "schedule"},
     "doctor": {"drafters", "metrics", "registry"},
     "conversion": {"modeling"},
     "publishing": {"modeling"},
+    "pipelines": {"config", "registry", "resolution"},
+    "agreement": set(),
+    "benchmarking": {
+        "agreement",
+        "compatibility",
+        "drafters",
+        "metrics",
+        "packing",
+        "prompt",
+        "registry",
+        "schedule",
+    },
     "attach": {"integration", "compatibility", "config", "metrics", "resolution"},
     "startup": set(),
     "public": {
@@ -89,10 +102,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "integration",
         "metrics",
         "modeling",
-        "publishing",
         "packing",
+        "publishing",
         "registry",
-    },  # fmt: skip
+    },
 }
 # These may import all units but the ones named.
 MAY_NOT_IMPORT: dict[str, set[str]] = {

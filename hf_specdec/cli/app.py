@@ -10,11 +10,15 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from hf_specdec._version import __version__
+from hf_specdec.cli.commands.bench import bench
 from hf_specdec.cli.commands.convert import convert
 from hf_specdec.cli.commands.demo import demo
 from hf_specdec.cli.commands.doctor import doctor
+from hf_specdec.cli.commands.generate import generate
+from hf_specdec.cli.commands.inspect import inspect
 from hf_specdec.cli.commands.publish import publish
 from hf_specdec.cli.demo_pair import DemoPairUnavailableError
+from hf_specdec.cli.list_options import ListOptionsCommand
 from hf_specdec.startup import complete_package
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -90,6 +94,9 @@ app.command()(convert)
 app.command()(demo)
 app.command()(doctor)
 app.command()(publish)
+app.command(cls=ListOptionsCommand)(bench)
+app.command()(generate)
+app.command()(inspect)
 
 
 def main() -> None:

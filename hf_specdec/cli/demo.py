@@ -15,7 +15,7 @@ import transformers
 from rich.console import Console
 
 from hf_specdec._version import __version__
-from hf_specdec.cli.agreement import Difference, explain_difference
+from hf_specdec.agreement import Difference, explain_difference
 from hf_specdec.cli.demo_pair import DemoPair, load_demo_pair
 from hf_specdec.cli.report import PromptResult, Run, acceptance_table, throughput_table
 from hf_specdec.cli.streaming import ACCEPTED_STYLE, BlockStreamer

@@ -13,6 +13,7 @@ import typer
 
 from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY
 from hf_specdec.config import SpeculativeConfig
+from hf_specdec.schedule import AUTO
 
 DEMO = "demo"
 """In place of a model: the demo pair's."""
@@ -50,13 +51,28 @@ SpecModel = Annotated[
         rich_help_panel=_SPECULATION,
     ),
 ]
+
+
+def draft_tokens(text: str | int) -> int | str:
+    """A number, or the word for none in particular."""
+    if text == AUTO:
+        return AUTO
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise typer.BadParameter(f"{text} must be an integer of at least 0, or {AUTO}")
+    return number
+
+
 SpecTokens = Annotated[
-    int | None,
+    Any,
     typer.Option(
         "--spec-tokens",
         metavar="K",
-        min=0,
-        help='Short for "num_speculative_tokens", K.',
+        parser=draft_tokens,
+        help='Short for "num_speculative_tokens", K; "auto": chosen while generating.',
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -65,6 +81,14 @@ Dtype = Annotated[
 ]
 Device = Annotated[
     str, typer.Option(metavar="DEVICE", help='cpu, cuda, ...; "auto": a GPU if torch sees one.')
+]
+
+PackWeights = Annotated[
+    bool,
+    typer.Option(
+        "--pack-weights",
+        help="On a CPU: keep weights in oneDNN's layout too; faster, twice the memory.",
+    ),
 ]
 
 
@@ -77,12 +101,14 @@ class PairSettings:
         speculative_config: for `hf_specdec.attach`; ``None`` runs the target alone.
         dtype: of both models; ``"auto"``: the target's own.
         device: of both models; ``"auto"``: a GPU if torch sees one.
+        pack_weights: of both models, see `hf_specdec.pack_weights`.
     """
 
     target: str
     speculative_config: SpeculativeConfig | None = None
     dtype: DtypeName = "auto"
     device: str = "auto"
+    pack_weights: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """The settings for a file, with the fields of the config that say something."""
@@ -101,9 +127,10 @@ def pair_settings(
     speculative_config: str | None = None,
     spec_method: str | None = None,
     spec_model: str | None = None,
-    spec_tokens: int | None = None,
+    spec_tokens: int | str | None = None,
     dtype: DtypeName = "auto",
     device: str = "auto",
+    pack_weights: bool = False,
 ) -> PairSettings:
     """Make one config of the JSON and the shortcuts.
 
@@ -135,7 +162,7 @@ def pair_settings(
         is_free = config.model is None and config.method in (None, "mlp_speculator")
         if config.model == DEMO or (target == DEMO and is_free):
             config = replace(config, model=str(DRAFTER_DIRECTORY))
-    return PairSettings(target, config, dtype, device)
+    return PairSettings(target, config, dtype, device, pack_weights)
 
 
 def _fields(text: str | None) -> dict[str, Any]:

@@ -11,12 +11,15 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    PreTrainedModel,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from hf_specdec.attach import attach
 from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY, load_demo_pair
 from hf_specdec.cli.options import DEMO, DtypeName, PairSettings
+from hf_specdec.integration import ATTACHED
+from hf_specdec.packing import pack_weights
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,20 @@ def load_pair(settings: PairSettings) -> Pair:
         target, tokenizer = load_target(settings.target, settings.dtype, device)
     if config is not None:
         attach(target, config)
+    if settings.pack_weights:
+        _pack(target)
     return Pair(settings, target, tokenizer)
+
+
+def _pack(target: Any) -> None:
+    """Pack the target's weights, and those of a drafter that is a model of its own."""
+    try:
+        pack_weights(target)
+        attachment = target.__dict__.get(ATTACHED)
+        if attachment is not None and isinstance(attachment.assistant, PreTrainedModel):
+            pack_weights(attachment.assistant)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"--pack-weights: {error}") from None
 
 
 def load_target(name: str, dtype: DtypeName, device: torch.device) -> tuple[Any, Any]:

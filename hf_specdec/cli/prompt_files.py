@@ -1,8 +1,32 @@
-"""Prompts from files that users give."""
+"""Prompts that users give: as arguments, a line each, or in a JSONL file."""
 
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import typer
+
+Messages = list[dict[str, Any]]
+DEFAULT_FIELDS = ("messages", "prompt")
+
+
+@dataclass(frozen=True)
+class PromptItem:
+    """One prompt.
+
+    Attributes:
+        index: its place among all prompts, from 0.
+        prompt: text, or chat messages (``[{"role": ..., "content": ...}, ...]``).
+        seed: of its own; ``None`` where the run's counts.
+    """
+
+    index: int
+    prompt: str | Messages
+    seed: int | None = None
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
@@ -11,10 +35,75 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     Raises:
         typer.BadParameter: there is none.
     """
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    prompts = tuple(line for line in lines if line)
+    prompts = split_lines(path.read_text(encoding="utf-8"))
     if not prompts:
         raise typer.BadParameter(
             f"{path} has no prompt in it; write one a line", param_hint="--prompts"
         )
     return prompts
+
+
+def split_lines(text: str) -> tuple[str, ...]:
+    """The lines that aren't empty."""
+    return tuple(line for line in (line.strip() for line in text.splitlines()) if line)
+
+
+def items_of(prompts: Sequence[str]) -> list[PromptItem]:
+    """Prompts that are texts."""
+    return [PromptItem(index, prompt) for index, prompt in enumerate(prompts)]
+
+
+def read_items(lines: Iterable[str], name: str, field: str | None = None) -> list[PromptItem]:
+    """The prompts of a JSONL file, one object a line.
+
+    Args:
+        lines: of the file; empty ones are left out.
+        name: of the file, for messages.
+        field: the prompt's; by default ``messages`` or ``prompt``. An integer ``seed`` beside it is
+            that prompt's.
+
+    Raises:
+        typer.BadParameter: a line that isn't such an object, or no line at all.
+    """
+    items: list[PromptItem] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise _wrong_line(name, number, f"is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise _wrong_line(name, number, f"is a {type(row).__name__}, not an object")
+        key = next((key for key in ([field] if field else DEFAULT_FIELDS) if key in row), None)
+        if key is None:
+            wanted = repr(field) if field else "'prompt' or 'messages'"
+            raise _wrong_line(
+                name, number, f"has no field {wanted} but {sorted(row)}; name it with --field"
+            )
+        seed = row.get("seed")
+        if not (_is_text_or_messages(row[key]) and (seed is None or type(seed) is int)):
+            raise _wrong_line(
+                name,
+                number,
+                f"must have in {key!r} a text, or messages with role and content, and as seed, if "
+                "it has one, an integer",
+            )
+        items.append(PromptItem(len(items), row[key], seed))
+    if not items:
+        raise typer.BadParameter(f"{name} has no prompt in it", param_hint="--input")
+    return items
+
+
+def _is_text_or_messages(value: Any) -> bool:
+    if isinstance(value, str):
+        return True
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
+    )
+
+
+def _wrong_line(name: str, number: int, what: str) -> typer.BadParameter:
+    return typer.BadParameter(f"{name}, line {number} {what}", param_hint="--input")

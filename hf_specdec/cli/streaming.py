@@ -28,8 +28,14 @@ class BlockStreamer(BaseStreamer):
         seconds: Time spent in the streamer so far, for taking out of a measured run.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", console: Console) -> None:
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        console: Console,
+        accepted_style: str = ACCEPTED_STYLE,
+    ) -> None:
         self.seconds = 0.0
+        self._accepted_style = accepted_style
         self._tokenizer = tokenizer
         self._console = console
         self._prompt_seen = False
@@ -54,7 +60,7 @@ class BlockStreamer(BaseStreamer):
             self._prompt_seen = True
             return
         *accepted, own = value.flatten().tolist()
-        self._print(accepted, ACCEPTED_STYLE)
+        self._print(accepted, self._accepted_style)
         self._print([own], TARGET_STYLE)
         self.seconds += time.perf_counter() - start
 

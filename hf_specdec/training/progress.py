@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,7 +20,11 @@ Advance = Callable[[int, str], None]
 
 @contextmanager
 def progress_bar(
-    description: str, total: int | None, start: int = 0, enabled: bool = True
+    description: str,
+    total: int | None,
+    start: int = 0,
+    enabled: bool = True,
+    console: Console | None = None,
 ) -> Iterator[Advance]:
     """Show a bar while the block runs.
 
@@ -28,6 +33,7 @@ def progress_bar(
         total: the count at the end; ``None`` if unknown.
         start: the count already reached, when work is resumed.
         enabled: ``False`` shows nothing.
+        console: where it is shown; standard output by default.
 
     Yields:
         ``advance(amount, status)``: count further and replace the text behind the bar.
@@ -41,7 +47,7 @@ def progress_bar(
         TextColumn("{task.fields[status]}"),
     )
     # Not refreshed by a thread of its own, which would take time from the work on a small machine.
-    with Progress(*columns, auto_refresh=False, disable=not enabled) as bar:
+    with Progress(*columns, auto_refresh=False, disable=not enabled, console=console) as bar:
         task = bar.add_task(description, total=total, completed=start, status="")
 
         def advance(amount: int, status: str = "") -> None:

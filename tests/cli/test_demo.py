@@ -13,13 +13,13 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typer.testing import CliRunner
 
-from hf_specdec.cli import demo_pair
-from hf_specdec.cli.agreement import (
+from hf_specdec.agreement import (
     Difference,
     explain_difference,
     first_difference,
     judge_difference,
 )
+from hf_specdec.cli import demo_pair
 from hf_specdec.cli.app import app
 from hf_specdec.cli.demo import DEFAULT_PROMPTS, DemoSettings, describe_agreement, run_demo
 from hf_specdec.cli.demo_pair import DemoPair, DemoPairUnavailableError, find_target_file
