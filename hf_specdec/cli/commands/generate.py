@@ -90,15 +90,15 @@ def generate(
     pair = options.pair_settings(
         target, speculative_config, spec_method, spec_model, spec_tokens, dtype, device
     )
+    speculates = pair.speculative_config is not None
     sampling = sampling_options.sampling(temperature, top_p, top_k, min_p, seed)
     stream = _streams(stream, batch_size, output)
-    _check(mark_accepted, log_stats, overwrite, stream, output, pair.speculative_config is not None)
-    items = _items(prompts, input, field)
+    _check(mark_accepted, log_stats, overwrite, stream, output, speculates)
     from hf_specdec.cli.generate import GenerateSettings, run_generate
 
     settings = GenerateSettings(
         pair=pair,
-        items=items,
+        items=_items(prompts, input, field),
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
         sampling=sampling,
