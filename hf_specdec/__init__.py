@@ -30,7 +30,9 @@ if TYPE_CHECKING or not is_command_line():
         disable,
         enable,
         mtp_network,
+        pack_weights,
         speculation_totals,
+        unpack_weights,
     )
 else:
     # The command line completes the package before it runs a command; this is for whoever asks
@@ -55,5 +57,7 @@ __all__ = [
     "disable",
     "enable",
     "mtp_network",
+    "pack_weights",
     "speculation_totals",
+    "unpack_weights",
 ]

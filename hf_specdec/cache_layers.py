@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -36,6 +36,27 @@ class Write:
     end: int
     start: int | None
     prompt: bool
+    _places: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
+
+    def places(self, heads: int, num_slots: int, ring_size: int | None) -> torch.Tensor:
+        """Rows of a buffer ``[B * heads * num_slots, dim]`` to write; once for all alike layers.
+
+        Args:
+            heads: of the layer.
+            num_slots: that a row of the buffer has.
+            ring_size: slots are counted modulo this, and the newest so many are written.
+
+        Returns:
+            int64 ``[n * heads * Q]``.
+        """
+        key = heads, num_slots, ring_size
+        if key not in self._places:
+            slots = self.slots
+            if ring_size is not None:
+                slots = slots[:, -ring_size:] % ring_size
+            rows = torch.arange(slots.shape[0] * heads, device=slots.device) * num_slots
+            self._places[key] = (rows.view(-1, heads, 1) + slots[:, None]).flatten()
+        return self._places[key]
 
     @property
     def first(self) -> bool:
@@ -133,7 +154,7 @@ class RaggedLayer(CacheLayerMixin):
         if write.start is not None:
             buffer[: states.shape[0], :, write.start : write.end] = states
         else:
-            _scatter(buffer, write.slots, states)
+            _write_rows(buffer, write.places(buffer.shape[1], buffer.shape[2], None), states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys, for the masks that transformers builds for the prompt."""
@@ -267,14 +288,14 @@ class RaggedSlidingLayer(RaggedLayer):
             super()._write(buffer, states, write)
             return
         # Only the newest ring_size tokens of a long prompt are kept.
-        slots = write.slots[:, -self.ring_size :] % self.ring_size
-        _scatter(buffer, slots, states[:, :, -self.ring_size :])
+        places = write.places(buffer.shape[1], buffer.shape[2], self.ring_size)
+        _write_rows(buffer, places, states[:, :, -self.ring_size :])
 
 
-def _scatter(buffer: torch.Tensor, slots: torch.Tensor, states: torch.Tensor) -> None:
-    """Write ``[n, heads, Q, dim]`` states at each row's slots ``[n, Q]``.
+def _write_rows(buffer: torch.Tensor, places: torch.Tensor, states: torch.Tensor) -> None:
+    """Write ``[n, heads, Q, dim]`` states at their places; see `Write.places`.
 
-    One scatter along the slots: indexing with rows and slots costs twice as much.
+    Not ``scatter_``: on CPU it copies the whole buffer, twice, when its index is expanded.
     """
-    index = slots[:, None, :, None].expand_as(states)
-    buffer[: states.shape[0]].scatter_(2, index, states)
+    dim = buffer.shape[-1]
+    buffer.view(-1, dim).index_copy_(0, places, states.reshape(-1, dim))

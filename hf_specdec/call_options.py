@@ -12,9 +12,11 @@ from weakref import WeakKeyDictionary
 from transformers import GenerationConfig
 
 from hf_specdec import compatibility
+from hf_specdec.auto_length import AutoDraftLength, Measurements
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.drafters import Drafter, Gemma4Drafter
 from hf_specdec.schedule import (
+    AUTO,
     DraftLength,
     check_confidence_threshold,
     check_per_batch_size,
@@ -29,6 +31,10 @@ TRANSFORMERS_DEFAULTS = {
 }
 # Drafters whose heuristic schedule goes on from call to call: the K they have reached.
 _reached: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+# What "auto" has measured of a drafter.
+_measured: WeakKeyDictionary[Any, Measurements] = WeakKeyDictionary()
+# "auto" goes so far where a drafter has no limit of its own.
+_MOST_AUTO = 4
 
 
 def _first_wish(
@@ -62,9 +68,33 @@ def draft_length(
     else:
         check_per_batch_size(per_batch_size)
     initial = _num_draft_tokens(options, generation_config, drafter, assistant_model)
+    if initial == AUTO:
+        return _auto_length(drafter, assistant_model, per_batch_size, how)
     if how == "heuristic" and options["num_assistant_tokens"] is None:
         initial = _reached.get(assistant_model, initial)
     return DraftLength(initial, drafter.max_draft_tokens, per_batch_size, how)
+
+
+def _auto_length(
+    drafter: Drafter, assistant_model: Any, per_batch_size: Any, schedule: str
+) -> AutoDraftLength:
+    if schedule != "constant":
+        raise ValueError(
+            f"num_assistant_tokens={AUTO!r} and num_assistant_tokens_schedule={schedule!r} both "
+            "change K while generating; give one of them"
+        )
+    layers = drafter.default_draft_tokens
+    most = min(drafter.max_draft_tokens, max(layers, _MOST_AUTO))
+    # MTP layers are used in turn: all of them equally often where K goes beyond them.
+    choices = [k for k in range(most + 1) if k <= layers or k % layers == 0]
+    return AutoDraftLength(
+        layers,
+        most,
+        per_batch_size,
+        AUTO,
+        measurements=_measured.setdefault(assistant_model, Measurements()),
+        choices=choices,
+    )
 
 
 def _num_draft_tokens(
@@ -72,7 +102,7 @@ def _num_draft_tokens(
     generation_config: GenerationConfig,
     drafter: Drafter,
     assistant_model: Any,
-) -> int:
+) -> Any:
     """K: the call's argument, its config, the assistant's config, SpeculativeConfig, checkpoint."""
     name = "num_assistant_tokens"
     own = getattr(assistant_model, "generation_config", None)
@@ -85,6 +115,8 @@ def _num_draft_tokens(
         (getattr(own, name, None), f"assistant_model.generation_config.{name}", 20),
         (options["speculative_config"].num_speculative_tokens, "num_speculative_tokens", None),
     ):
+        if value == AUTO:
+            return AUTO
         if value not in (None, default):
             return compatibility.check_num_draft_tokens(value, drafter, source)
     return drafter.default_draft_tokens

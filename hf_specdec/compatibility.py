@@ -83,7 +83,7 @@ def check_num_draft_tokens(value: Any, drafter: Drafter, source: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise ValueError(
             f"{source}={value!r} must be an integer from 0 to {most}, the number of tokens that "
-            f"this assistant_model can draft (0 decodes without drafts)"
+            f"this assistant_model can draft (0 decodes without drafts), or 'auto'"
         )
     layers = drafter.default_draft_tokens
     if value > layers and value % layers:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from hf_specdec import vllm_words
-from hf_specdec.schedule import BatchSizeSchedule, check_per_batch_size
+from hf_specdec.schedule import AUTO, BatchSizeSchedule, check_per_batch_size
 
 Method = Literal["mlp_speculator", "mtp"]
 Verification = Literal["match", "rejection"]
@@ -23,7 +23,8 @@ class SpeculativeConfig:
         method: the way of drafting; found from the model if ``None``. vLLM's deprecated ``*_mtp``
             names are read as ``"mtp"``.
         model: the drafter: Hub id, local folder, or a loaded model. ``"mtp"`` needs none.
-        num_speculative_tokens: K, tokens drafted a step; ``None`` leaves it to the checkpoint.
+        num_speculative_tokens: K, tokens drafted a step; ``None`` leaves it to the checkpoint,
+            ``"auto"`` chooses it while generating (not in vLLM).
         draft_tensor_parallel_size: 1 or the target's tensor-parallel size.
         num_speculative_tokens_per_batch_size: ``[[start, end, K], ...]``, upper limits of K by the
             number of rows that are still generating.
@@ -38,7 +39,7 @@ class SpeculativeConfig:
 
     method: Method | None = None
     model: Any = None
-    num_speculative_tokens: int | None = None
+    num_speculative_tokens: int | Literal["auto"] | None = None
     draft_tensor_parallel_size: int | None = None
     num_speculative_tokens_per_batch_size: BatchSizeSchedule | None = None
     revision: str | None = None
@@ -59,10 +60,11 @@ class SpeculativeConfig:
         check_verification(self.verification)
         if self.num_speculative_tokens_per_batch_size is not None:
             check_per_batch_size(self.num_speculative_tokens_per_batch_size)
-        if not _is_integer(self.num_speculative_tokens, at_least=0):
+        is_auto = self.num_speculative_tokens == AUTO
+        if not is_auto and not _is_integer(self.num_speculative_tokens, at_least=0):
             raise ValueError(
                 f"num_speculative_tokens={self.num_speculative_tokens!r} must be an integer of at "
-                "least 0 (0 decodes without drafts)"
+                "least 0 (0 decodes without drafts), or 'auto'"
             )
         if not _is_integer(self.draft_tensor_parallel_size, at_least=1):
             raise ValueError(

@@ -9,6 +9,7 @@ from hf_specdec.drafters import Drafter
 from hf_specdec.integration import disable, enable
 from hf_specdec.metrics import SpeculationStats, SpeculationTotals
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
+from hf_specdec.packing import pack_weights, unpack_weights
 from hf_specdec.registry import mtp_network, register
 
 register()
@@ -26,5 +27,7 @@ __all__ = [
     "disable",
     "enable",
     "mtp_network",
+    "pack_weights",
     "speculation_totals",
+    "unpack_weights",
 ]

@@ -19,6 +19,7 @@ from hf_specdec import compatibility
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.drafters import Drafter, MTPDrafter
 from hf_specdec.registry import FAMILIES, MTP_MODEL_TYPES, drafter_for, mtp_network
+from hf_specdec.schedule import AUTO
 
 
 @dataclass(frozen=True)
@@ -193,14 +194,14 @@ def _check_method(config: SpeculativeConfig, drafter: Drafter) -> None:
 
 def _check_num_draft_tokens(config: SpeculativeConfig, drafter: Drafter) -> None:
     k = config.num_speculative_tokens
-    if k is not None:
+    if k is not None and k != AUTO:
         compatibility.check_num_draft_tokens(k, drafter, "num_speculative_tokens")
 
 
 def _warn_of_layers_run_again(config: SpeculativeConfig, drafter: Drafter) -> None:
     """Say, when a config is attached and not in every call, that K exceeds the MTP layers."""
     k, layers = config.num_speculative_tokens, drafter.default_draft_tokens
-    if isinstance(drafter, MTPDrafter) and k is not None and k > layers:
+    if isinstance(drafter, MTPDrafter) and isinstance(k, int) and k > layers:
         warnings.warn(
             f"num_speculative_tokens={k} is more than n_predict={layers}, the number of MTP layers "
             "of the model: they run again for the further tokens, of which fewer may be accepted",

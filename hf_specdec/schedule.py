@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 BatchSizeSchedule = Sequence[Sequence[int]]
 """``[[start, end, K], ...]``: K for batches of start to end rows, as in vLLM."""
 DraftLengthSchedule = Literal["constant", "heuristic", "heuristic_transient"]
+AUTO: Final = "auto"
+"""Asked for in place of a K: `auto_length` chooses it while generating."""
 
 
 @dataclass
@@ -30,7 +32,7 @@ class DraftLength:
     initial: int
     most: int
     per_batch_size: BatchSizeSchedule | None = None
-    schedule: DraftLengthSchedule = "constant"
+    schedule: DraftLengthSchedule | Literal["auto"] = "constant"
 
     def __post_init__(self) -> None:
         self.current = self.initial

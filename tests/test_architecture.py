@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stopping": set(),
     "modeling": set(),
     "attention": set(),
+    "packing": set(),
     "prompt": set(),
     "schedule": set(),
     "target": {"attention", "cache", "cache_layers", "modeling", "prompt"},
@@ -58,7 +59,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "schedule",
     },
     "compatibility": {"attention", "drafters", "lockstep", "outputs", "target"},
-    "call_options": {"compatibility", "config", "drafters", "schedule"},
+    "auto_length": {"schedule"},
+    "call_options": {"auto_length", "compatibility", "config", "drafters", "schedule"},
     "integration": {
         "call_options",
         "decoding",
@@ -76,11 +78,20 @@ MAY_IMPORT: dict[str, set[str]] = {
         "resolution",
     },
     "pipelines": {"config", "registry", "resolution"},
-    "resolution": {"compatibility", "config", "drafters", "registry"},
+    "resolution": {"compatibility", "config", "drafters", "registry", "schedule"},
     "doctor": {"drafters", "metrics", "registry"},
     "attach": {"integration", "compatibility", "config", "metrics", "resolution"},
     "startup": set(),
-    "public": {"attach", "config", "drafters", "integration", "metrics", "modeling", "registry"},
+    "public": {
+        "attach",
+        "config",
+        "drafters",
+        "integration",
+        "metrics",
+        "modeling",
+        "packing",
+        "registry",
+    },
 }
 # These may import all units but the ones named.
 MAY_NOT_IMPORT: dict[str, set[str]] = {

@@ -13,6 +13,7 @@ import typer
 
 from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY
 from hf_specdec.config import SpeculativeConfig
+from hf_specdec.schedule import AUTO
 
 DEMO = "demo"
 """In place of a model: the demo pair's."""
@@ -50,13 +51,28 @@ SpecModel = Annotated[
         rich_help_panel=_SPECULATION,
     ),
 ]
+
+
+def _draft_tokens(text: str | int) -> int | str:
+    """A number, or the word for none in particular."""
+    if text == AUTO:
+        return AUTO
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise typer.BadParameter(f"{text} must be an integer of at least 0, or {AUTO}")
+    return number
+
+
 SpecTokens = Annotated[
-    int | None,
+    Any,
     typer.Option(
         "--spec-tokens",
         metavar="K",
-        min=0,
-        help='Short for "num_speculative_tokens", K.',
+        parser=_draft_tokens,
+        help='Short for "num_speculative_tokens", K; "auto": chosen while generating.',
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -101,7 +117,7 @@ def pair_settings(
     speculative_config: str | None = None,
     spec_method: str | None = None,
     spec_model: str | None = None,
-    spec_tokens: int | None = None,
+    spec_tokens: int | str | None = None,
     dtype: DtypeName = "auto",
     device: str = "auto",
 ) -> PairSettings:

@@ -131,6 +131,20 @@ def test_no_buffer_is_copied_between_steps(target, prompts, monkeypatch):
     assert len(set(buffers)) == target.config.num_hidden_layers, "a buffer was reallocated"
 
 
+@pytest.mark.parametrize("window", [None, 3000])
+def test_writing_at_the_rows_own_slots_allocates_nothing_of_the_buffers_size(window):
+    """A copy inside an operator (``scatter_`` makes one) is seen by the profiler alone."""
+    cache = make_cache((window,), num_slots=4096)
+    forward(cache, 3200)
+    cache.advance(torch.tensor([3200, 3199]), [3200, 3199])
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        forward(cache, 3)
+    buffer = cache.layers[0].keys
+    largest = max(event.self_cpu_memory_usage for event in profiler.events())
+    assert 0 < largest < buffer.nbytes / 10
+
+
 @pytest.mark.parametrize("family", ["mistral", "gemma3"])
 def test_window_layers_hold_window_plus_k_plus_1_slots(family, make_target, make_speculator):
     target = make_target(family)

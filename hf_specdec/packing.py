@@ -1,0 +1,132 @@
+"""Linear layers in the blocked layout that oneDNN computes with, on CPU.
+
+PyTorch keeps a weight row by row, and oneDNN rearranges it inside every call. A forward over a few
+tokens reads each weight once, so that this costs as much as the multiplication. `pack_weights`
+rearranges once and keeps the result beside the weight: twice the memory of the packed layers,
+and in return every forward over a few tokens is faster, with and without a drafter.
+
+Boundary: what a layer computes stays the same up to the order of a sum; nothing here knows about
+generation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Rows of the input that the layout is chosen for: a few tokens of a few texts.
+_ROWS = 16
+_DTYPES = (torch.bfloat16, torch.float32)
+
+
+class PackedLinear(nn.Linear):
+    """An ``nn.Linear`` with a packed copy of its weight, which serves forwards without gradients.
+
+    `pack_weights` turns layers into these and back. A weight that has changed since, in place or
+    for another, makes the layer an ordinary one again; so do copies and pickles of it.
+    """
+
+    _packed: Tensor | None = None
+    _packed_from: tuple[int, int] | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``input @ weight.T + bias``, ``[.., in_features]`` to ``[.., out_features]``."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or not self._is_current():
+            return nn.Linear.forward(self, input)
+        if input.dtype != self.weight.dtype or not input.numel():
+            return nn.Linear.forward(self, input)
+        return torch.ops.mkldnn._linear_pointwise(input, self._packed, self.bias, "none", [], "")
+
+    def _is_current(self) -> bool:
+        if self._packed is None:
+            return False
+        if self._packed_from == _identity(self.weight):
+            return True
+        _make_ordinary(self)
+        return False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the packed copy, which has no storage to be copied or saved."""
+        dropped = ("_packed", "_packed_from")
+        return {name: value for name, value in self.__dict__.items() if name not in dropped}
+
+
+def pack_weights(model: nn.Module) -> int:
+    """Keep a packed copy of the weight of every linear layer of a model on CPU.
+
+    For layers whose type is exactly ``nn.Linear``: quantised layers, adapters, and experts that are
+    kept as one tensor stay as they are. Weights that change later are noticed (see `PackedLinear`);
+    call again to pack them anew.
+
+    Args:
+        model: on CPU, in bfloat16 or float32; a target or a drafter.
+
+    Returns:
+        Bytes of the packed copies.
+
+    Raises:
+        ValueError: a layer that is elsewhere or in another dtype, bfloat16 on a processor that
+            oneDNN has no kernels for, or no linear layer at all.
+        RuntimeError: this build of torch has no oneDNN.
+    """
+    if not torch.backends.mkldnn.is_available():
+        raise RuntimeError("pack_weights needs a torch that was built with oneDNN")
+    layers = [(name, layer) for name, layer in model.named_modules() if _is_linear(layer)]
+    if not layers:
+        raise ValueError(f"model={type(model).__name__} has no nn.Linear to pack")
+    for name, layer in layers:
+        _check(name, layer.weight)
+    packed_bytes = 0
+    for _, layer in layers:
+        packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _ROWS)
+        layer.__class__ = PackedLinear
+        layer._packed, layer._packed_from = packed, _identity(layer.weight)
+        packed_bytes += layer.weight.nbytes
+    return packed_bytes
+
+
+def unpack_weights(model: nn.Module) -> None:
+    """Drop the packed copies; layers that have none are left alone."""
+    for layer in model.modules():
+        if type(layer) is PackedLinear:
+            _make_ordinary(layer)
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return type(layer) in (nn.Linear, PackedLinear)
+
+
+def _make_ordinary(layer: PackedLinear) -> None:
+    layer.__dict__.pop("_packed", None)
+    layer.__dict__.pop("_packed_from", None)
+    layer.__class__ = nn.Linear  # type: ignore[assignment]
+
+
+def _identity(weight: Tensor) -> tuple[int, int]:
+    """Changes when the weight does: its memory, and a count of the writes to it."""
+    return weight.data_ptr(), weight._version
+
+
+def _check(name: str, weight: Tensor) -> None:
+    if weight.device.type != "cpu":
+        raise ValueError(
+            f"model has {name}.weight on {weight.device}; pack_weights is for models on CPU, where "
+            "rearranging weights costs time. On other devices leave it out"
+        )
+    if weight.dtype not in _DTYPES:
+        raise ValueError(
+            f"model has {name}.weight in {weight.dtype}; pack_weights works in bfloat16 and "
+            "float32: load the model with one of them"
+        )
+    if weight.is_inference():
+        raise ValueError(
+            f"model has {name}.weight made under torch.inference_mode, so changes of it could not "
+            "be noticed; load the model outside of it"
+        )
+    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise ValueError(
+            f"model has {name}.weight in bfloat16, for which oneDNN has no kernels on this "
+            "processor; load the model with dtype=torch.float32"
+        )
