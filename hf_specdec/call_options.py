@@ -91,7 +91,6 @@ def _auto_length(
         most,
         per_batch_size,
         AUTO,
-        MOST_AUTO,
         measurements=_measured.setdefault(assistant_model, Measurements()),
         choices=choices,
     )

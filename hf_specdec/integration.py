@@ -24,7 +24,7 @@ from hf_specdec import call_options, compatibility, pipelines, resolution
 from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import DecodingSettings, SpeculativeDecoder
 from hf_specdec.lockstep import LockstepTarget
-from hf_specdec.metrics import SpeculationTotals
+from hf_specdec.metrics import SpeculationStats, SpeculationTotals
 from hf_specdec.prompt import Prompt
 from hf_specdec.registry import FAMILIES, drafter_for, has_mtp, mtp_network
 from hf_specdec.target import RaggedTarget, TargetRunner, attention_layers
@@ -264,9 +264,7 @@ def _decode(
     )
     decoded = decoder.run(model_kwargs, cache if returns_dict or is_given else None)
     call_options.remember(assistant_model, settings.draft_length)
-    attachment: Attachment | None = target.__dict__.get(ATTACHED)
-    if attachment is not None and attachment.assistant is assistant_model:
-        attachment.totals.add(decoded.stats)
+    _count(target, assistant_model, decoded.stats)
     if not returns_dict:
         return decoded.sequences
     output = GenerateDecoderOnlyOutput(
@@ -274,6 +272,13 @@ def _decode(
     )
     output.speculation = decoded.stats
     return output
+
+
+def _count(target: Any, assistant_model: Any, stats: SpeculationStats) -> None:
+    """Add a call to the totals of the attachment that it drafted with."""
+    attachment: Attachment | None = target.__dict__.get(ATTACHED)
+    if attachment is not None and attachment.assistant is assistant_model:
+        attachment.totals.add(stats)
 
 
 def _settings(

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
 from huggingface_hub import ModelCard
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
-from transformers.utils import cached_file
 
 from hf_specdec.cli.checkpoint_headers import Headers, read_headers
-from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY, find_target_file
+from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY
+from hf_specdec.cli.fit import Check, checks_of, file_of
 from hf_specdec.cli.options import DEMO, DtypeName
 from hf_specdec.modeling.mimo import MiMoConfig
 from hf_specdec.modeling.mtp import family_of
@@ -46,22 +45,6 @@ _SHAPES: dict[Kind, tuple[str, ...]] = {
 }  # fmt: skip
 # Extensions of the published format.
 _NOT_VLLMS = ("share_target_weights", "draft_vocab_size")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that must fit.
-
-    Attributes:
-        name: of what is compared.
-        ok: whether it fits; ``None`` if it can't be told.
-        detail: what was found.
-    """
-
-    name: str
-    ok: bool | None
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -154,7 +137,7 @@ def inspect_drafter(name: str, target: str | None = None, dtype: DtypeName = "au
         memory_bytes=headers.num_bytes(itemsize),
         trained_for=trained_for,
         target=target,
-        checks=[] if target is None else _checks(kind, name, config, target),
+        checks=[] if target is None else checks_of(kind, name, config, target),
         notes=notes,
         python=_python(kind, name, trained_for if target in (None, DEMO) else target, default),
         speculative_config=_speculative_config(kind, name, default),
@@ -277,7 +260,7 @@ def _trained_for(name: str, raw: dict[str, Any]) -> str | None:
     named = raw.get("base_model_name_or_path")
     if named:
         return str(named)
-    card = _file(name, "README.md")
+    card = file_of(name, "README.md")
     if card is None:
         return None
     try:
@@ -285,96 +268,6 @@ def _trained_for(name: str, raw: dict[str, Any]) -> str | None:
     except ValueError:
         return None
     return base[0] if isinstance(base, list) and base else base
-
-
-def _file(name: str, file: str) -> str | None:
-    try:
-        return cached_file(name, file)
-    except OSError:
-        return None
-
-
-def _checks(kind: Kind, name: str, config: Any, target: str) -> list[Check]:
-    """Compare with a target."""
-    if kind == "unknown":
-        return [Check("kind", False, "there is no drafter for it")]
-    same = name == target or (
-        os.path.isdir(name) and os.path.isdir(target) and os.path.samefile(name, target)
-    )
-    if kind == "mtp":
-        detail = "the layers are its own" if same else f"MTP layers of {name} draft for it alone"
-        return [Check("target", same, detail)]
-    theirs, their_tokenizer = _target(target)
-    text = theirs.get_text_config(decoder=True)
-    mine = config.get_text_config(decoder=True)
-    checks = []
-    width = {"mlp_speculator": "emb_dim", "gemma4_assistant": "backbone_hidden_size"}.get(kind)
-    if width is not None:
-        read = getattr(config, width)
-        detail = f"reads states of {read}, the target has {text.hidden_size}"
-        checks.append(Check("hidden size", read == text.hidden_size, detail))
-        checks.append(_config_check(config, theirs))
-    sizes = f"{mine.vocab_size} ids, the target has {text.vocab_size}"
-    equal = mine.vocab_size == text.vocab_size
-    # The drafter's own rule knows padding.
-    checks.append(Check("vocabulary", equal or (checks[-1].ok if checks else False), sizes))
-    checks.append(_tokenizer_check(name, their_tokenizer))
-    return checks
-
-
-def _target(name: str) -> tuple[Any, Any]:
-    """Config and tokenizer (``None`` if there is none) of a target."""
-    options: dict[str, Any] = {}
-    if name == DEMO:
-        file = find_target_file()
-        name, options = str(file.parent), {"gguf_file": file.name}
-    try:
-        config = AutoConfig.from_pretrained(name, **options)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--target {name}: no config can be read there ({error})") from None
-    return config, _tokenizer(name, **options)
-
-
-def _tokenizer(name: str, **options: Any) -> Any:
-    if not options and all(_file(name, file) is None for file in _TOKENIZER_FILES):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(name, **options)
-    except (OSError, ValueError):
-        return None
-
-
-def _config_check(config: Any, target_config: Any) -> Check:
-    """The drafter's own check of configs, that `generate` makes, too."""
-    family = FAMILIES[config.model_type]
-    with torch.device("meta"):
-        drafter = family.drafter_class(family.model_class(config))
-    architecture = (target_config.architectures or [target_config.model_type])[0]
-    # All that the check looks at: no weights, and for large targets no minutes.
-    stand_in: Any = type(architecture, (), {})()
-    stand_in.config = target_config
-    try:
-        drafter.check_config(stand_in)
-    except ValueError as error:
-        return Check("configs", False, str(error))
-    return Check("configs", True, "what generate checks before it loads weights")
-
-
-def _tokenizer_check(name: str, theirs: Any) -> Check:
-    """Whether every token has the same id."""
-    mine = _tokenizer(name)
-    if mine is None:
-        return Check("tokenizer", None, "the drafter has none, and reads the target's ids")
-    if theirs is None:
-        return Check("tokenizer", None, "the target has none to compare with")
-    ours, others = mine.get_vocab(), theirs.get_vocab()
-    tokens = sorted({*ours, *others})
-    different = [token for token in tokens if ours.get(token) != others.get(token)]
-    if not different:
-        return Check("tokenizer", True, f"all {len(tokens)} tokens have the same ids")
-    token = different[0]
-    example = f"{token!r} is {ours.get(token)} here and {others.get(token)} there"
-    return Check("tokenizer", False, f"{len(different)} tokens have other ids: {example}")
 
 
 def _speculative_config(kind: Kind, name: str, default: int | None) -> dict[str, Any] | None:
@@ -390,7 +283,7 @@ def _speculative_config(kind: Kind, name: str, default: int | None) -> dict[str,
 
 def _auto_class(target: str | None) -> str:
     """The class that loads a target; the usual one where its config isn't at hand."""
-    path = None if target is None else _file(target, "config.json")
+    path = None if target is None else file_of(target, "config.json")
     if path is not None:
         with open(path, encoding="utf-8") as file:
             if json.load(file).get("model_type") in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:

@@ -79,3 +79,6 @@ class BlockStreamer(BaseStreamer):
         new_text, self._printed = text[self._printed :], len(text)
         if new_text:
             self._console.print(Text(new_text, style=style), end="", soft_wrap=True)
+        if text.endswith("\n"):
+            # Nothing before a line's end changes any more: long texts needn't be decoded again.
+            self._token_ids, self._printed = [], 0

@@ -90,7 +90,6 @@ def test_only_the_command_line_waits(
 @pytest.mark.parametrize(
     "script",
     [
-        "import hf_specdec; from transformers import AutoConfig",
         "from transformers import AutoConfig; import hf_specdec",
         "from hf_specdec.config import SpeculativeConfig; from transformers import AutoConfig",
         # In the command line's process, once a command runs.

@@ -158,6 +158,24 @@ def test_text_held_back_is_printed_at_the_end() -> None:
     assert streamed(PROMPT_IDS, ids("€")[:2]) == [("\ufffd", "")]
 
 
+def test_lines_that_are_over_are_not_decoded_again() -> None:
+    class CountingTokenizer(ByteTokenizer):
+        longest = 0
+
+        def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+            CountingTokenizer.longest = max(CountingTokenizer.longest, len(token_ids))
+            return super().decode(token_ids, skip_special_tokens)
+
+    console = RecordingConsole()
+    streamer = BlockStreamer(cast(PreTrainedTokenizerBase, CountingTokenizer()), console)
+    streamer.put(PROMPT_IDS)
+    for _ in range(5):
+        streamer.put(ids("ab\n"))
+    streamer.end()
+    assert "".join(text for text, _ in console.printed) == "ab\n" * 5
+    assert CountingTokenizer.longest == 3
+
+
 def test_one_row_may_have_a_batch_dimension() -> None:
     assert streamed(PROMPT_IDS, ids("ab")[None]) == [("a", ACCEPTED_STYLE), ("b", "")]
 

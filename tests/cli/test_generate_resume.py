@@ -236,6 +236,7 @@ def test_processes_of_a_launcher_share_the_prompts(
     pair_folders: Any, files: Any, expected: Any, tmp_path: Path
 ) -> None:
     """Seven prompts for two processes; one dies, and the same command completes its work."""
+    pytest.importorskip("accelerate")
     script = tmp_path / "dying.py"
     script.write_text(DYING)
     arguments = arguments_of(pair_folders, files)

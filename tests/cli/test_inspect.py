@@ -12,11 +12,11 @@ import pytest
 import torch
 from gemma4_models import gemma4_assistant, gemma4_target
 from tiny_pairs import make_tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hf_specdec import MLPSpeculatorConfig
-from hf_specdec.cli import checkpoint_headers
+from hf_specdec.cli import checkpoint_headers, fit
 from hf_specdec.cli.app import app
 from hf_specdec.cli.checkpoint_headers import read_headers
 from hf_specdec.cli.inspection import Inspection, inspect_drafter
@@ -264,6 +264,24 @@ def test_command_prints_tables_or_json(pair_folders: tuple[Path, Path]) -> None:
         "ok": True,
         "detail": "reads states of 32, the target has 32",
     }
+
+
+def test_the_demos_target_is_read_from_its_gguf_file(
+    monkeypatch: pytest.MonkeyPatch, pair_folders: tuple[Path, Path]
+) -> None:
+    """By transformers, which dequantizes nothing for a config."""
+    read = []
+
+    def config_of(name: str, gguf_file: str | None = None) -> Any:
+        read.append((name, gguf_file))
+        return original(name)
+
+    original = AutoConfig.from_pretrained
+    monkeypatch.setattr(fit, "find_target_file", lambda: pair_folders[0] / "model.gguf")
+    monkeypatch.setattr(AutoConfig, "from_pretrained", config_of)
+    monkeypatch.setattr(fit, "_tokenizer", lambda name, **options: None)
+    assert inspect_drafter(str(pair_folders[1]), "demo").fits
+    assert read[-1] == (str(pair_folders[0]), "model.gguf")
 
 
 def test_the_demos_drafter(monkeypatch: pytest.MonkeyPatch) -> None:

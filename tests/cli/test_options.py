@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 import typer
+from typer.testing import CliRunner
 
 import hf_specdec
-from hf_specdec.cli import pairs
+from hf_specdec.cli import options, pairs
+from hf_specdec.cli.app import CommandLine
 from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY, DemoPair
 from hf_specdec.cli.options import DEMO, PairSettings, pair_settings
 from hf_specdec.cli.pairs import choose_device, load_pair
@@ -41,6 +43,27 @@ def test_without_options_a_target_runs_alone() -> None:
     # An empty config is vLLM's way, too, to ask for the target's own layers.
     assert pair_settings("target", "{}").speculative_config == SpeculativeConfig()
     assert pair_settings("target", spec_tokens=0).speculative_config is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0", 0), ("3", 3), ("auto", "auto"), ("-1", None), ("many", None)]
+)
+def test_draft_tokens_are_a_number_or_auto(text: str, expected: int | str | None) -> None:
+    line = CommandLine()
+    seen = []
+
+    @line.command()
+    def command(spec_tokens: options.SpecTokens = None) -> None:
+        seen.append(pair_settings("target", spec_tokens=spec_tokens).speculative_config)
+
+    result = CliRunner().invoke(line, ["--spec-tokens", text], env={"COLUMNS": "200"})
+    if expected is None:
+        assert result.exit_code == 2
+        assert f"{text} must be an integer of at least 0, or auto" in result.output
+    else:
+        assert [config and config.num_speculative_tokens for config in seen] == [expected]
+    assert CliRunner().invoke(line, []).exit_code == 0
+    assert seen[-1] is None
 
 
 @pytest.mark.parametrize(

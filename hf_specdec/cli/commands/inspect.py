@@ -22,10 +22,10 @@ def inspect(
     dtype: options.Dtype = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Say what a drafter is, whether it fits a target, and how to run it.
+    """Say what a drafter is, and whether it fits a target.
 
-    Read from configs and headers; no weights are loaded. With --target the command fails (1) if
-    the drafter doesn't fit.
+    With the lines that run it. Read from configs and headers; no weights are loaded. If the
+    drafter doesn't fit --target, the exit code is 1.
 
     \b
     Examples:
