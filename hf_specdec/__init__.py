@@ -20,6 +20,8 @@ from hf_specdec.integration import disable, enable
 from hf_specdec.metrics import SpeculationStats
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
 from hf_specdec.registry import mtp_network, register
+from hf_specdec.stopping import RowStoppingCriteria
+from hf_specdec.streaming import RowStep, RowStreamer
 
 register()
 enable()
@@ -28,6 +30,9 @@ __all__ = [
     "Drafter",
     "MLPSpeculatorConfig",
     "MLPSpeculatorPreTrainedModel",
+    "RowStep",
+    "RowStoppingCriteria",
+    "RowStreamer",
     "SpeculationStats",
     "SpeculativeConfig",
     "__version__",
