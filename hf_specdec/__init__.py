@@ -12,19 +12,38 @@ Importing this package registers the drafter networks with the auto classes and 
 serve them; `disable` undoes the latter.
 """
 
-from hf_specdec._version import __version__
-from hf_specdec.attach import attach, detach
-from hf_specdec.config import SpeculativeConfig
-from hf_specdec.drafters import Drafter
-from hf_specdec.integration import disable, enable
-from hf_specdec.metrics import SpeculationStats
-from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
-from hf_specdec.registry import mtp_network, register
-from hf_specdec.stopping import RowStoppingCriteria
-from hf_specdec.streaming import RowStep, RowStreamer
+from typing import TYPE_CHECKING, Any
 
-register()
-enable()
+from hf_specdec._version import __version__
+from hf_specdec.startup import complete_package, is_command_line
+
+if TYPE_CHECKING or not is_command_line():
+    from hf_specdec.public import (
+        Drafter,
+        MLPSpeculatorConfig,
+        MLPSpeculatorPreTrainedModel,
+        RowStep,
+        RowStoppingCriteria,
+        RowStreamer,
+        SpeculationStats,
+        SpeculationTotals,
+        SpeculativeConfig,
+        attach,
+        detach,
+        disable,
+        enable,
+        mtp_network,
+        speculation_totals,
+    )
+else:
+    # The command line completes the package before it runs a command; this is for whoever asks
+    # for a public name before that.
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        complete_package()
+        return globals()[name]
+
 
 __all__ = [
     "Drafter",
@@ -34,6 +53,7 @@ __all__ = [
     "RowStoppingCriteria",
     "RowStreamer",
     "SpeculationStats",
+    "SpeculationTotals",
     "SpeculativeConfig",
     "__version__",
     "attach",
@@ -41,4 +61,5 @@ __all__ = [
     "disable",
     "enable",
     "mtp_network",
+    "speculation_totals",
 ]

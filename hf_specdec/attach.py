@@ -7,6 +7,7 @@ from typing import Any
 from hf_specdec import compatibility
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.integration import ATTACHED, Attachment
+from hf_specdec.metrics import SpeculationTotals
 from hf_specdec.resolution import resolve
 
 
@@ -42,3 +43,22 @@ def detach(target: Any) -> Any:
     """Let ``target.generate`` be plain again; harmless when nothing is attached."""
     target.__dict__.pop(ATTACHED, None)
     return target
+
+
+def speculation_totals(target: Any) -> SpeculationTotals:
+    """What speculation did in all calls of an attached target, since `attach`.
+
+    Calls that draft with the attached drafter are counted when they return, from any thread; a
+    call that fails, or brings its own ``assistant_model``, isn't.
+
+    Raises:
+        ValueError: nothing is attached.
+    """
+    attachment = target.__dict__.get(ATTACHED)
+    if attachment is None:
+        raise ValueError(
+            f"target: nothing is attached to this {type(target).__name__}, so nothing is counted. "
+            "Call hf_specdec.attach(target, ...) first; a single call's statistics are in its "
+            "output's speculation"
+        )
+    return attachment.totals

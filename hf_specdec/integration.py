@@ -11,7 +11,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -23,6 +23,7 @@ from hf_specdec import call_options, compatibility, resolution
 from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import DecodingSettings, SpeculativeDecoder
 from hf_specdec.lockstep import LockstepTarget
+from hf_specdec.metrics import SpeculationTotals
 from hf_specdec.prompt import Prompt
 from hf_specdec.registry import FAMILIES, drafter_for, has_mtp, mtp_network
 from hf_specdec.target import RaggedTarget, TargetRunner, attention_layers
@@ -68,6 +69,7 @@ class Attachment:
 
     assistant: Any
     config: SpeculativeConfig
+    totals: SpeculationTotals = field(default_factory=SpeculationTotals)
 
 
 def _generate(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -253,6 +255,9 @@ def _decode(
     )
     decoded = decoder.run(model_kwargs, cache if returns_dict or is_given else None)
     call_options.remember(assistant_model, settings.draft_length)
+    attachment: Attachment | None = target.__dict__.get(ATTACHED)
+    if attachment is not None and attachment.assistant is assistant_model:
+        attachment.totals.add(decoded.stats)
     if not returns_dict:
         return decoded.sequences
     output = GenerateDecoderOnlyOutput(

@@ -10,15 +10,20 @@ tokens don't include the bonus token that the target adds, so
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
 
 import torch
 
 
 @dataclass
 class SpeculationStats:
-    """What speculation did in one ``generate`` call, or in several added up (``a + b``).
+    """What speculation did in a ``generate`` call, or in several: ``a + b``, ``later - earlier``.
 
     Attributes:
         num_drafts: proposals, counted per row.
@@ -69,19 +74,36 @@ class SpeculationStats:
         return [n / self.num_drafts if self.num_drafts else 0.0 for n in self.accepted_per_position]
 
     def __add__(self, other: SpeculationStats) -> SpeculationStats:
-        longest = max(len(self.accepted_per_position), len(other.accepted_per_position))
-        padded = [
-            list(s.accepted_per_position) + [0] * (longest - len(s.accepted_per_position))
-            for s in (self, other)
-        ]
-        return SpeculationStats(
-            num_drafts=self.num_drafts + other.num_drafts,
-            num_draft_tokens=self.num_draft_tokens + other.num_draft_tokens,
-            num_accepted_tokens=self.num_accepted_tokens + other.num_accepted_tokens,
-            accepted_per_position=[a + b for a, b in zip(*padded, strict=True)],
-            num_target_forwards=self.num_target_forwards + other.num_target_forwards,
-            num_new_tokens=self.num_new_tokens + other.num_new_tokens,
+        return self._combine(other, 1)
+
+    def __sub__(self, other: SpeculationStats) -> SpeculationStats:
+        return self._combine(other, -1)
+
+    def _combine(self, other: SpeculationStats, sign: int) -> SpeculationStats:
+        positions = zip_longest(
+            self.accepted_per_position, other.accepted_per_position, fillvalue=0
         )
+        return SpeculationStats(
+            num_drafts=self.num_drafts + sign * other.num_drafts,
+            num_draft_tokens=self.num_draft_tokens + sign * other.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens + sign * other.num_accepted_tokens,
+            accepted_per_position=[a + sign * b for a, b in positions],
+            num_target_forwards=self.num_target_forwards + sign * other.num_target_forwards,
+            num_new_tokens=self.num_new_tokens + sign * other.num_new_tokens,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts and rates for JSON, without ``rows``."""
+        return {
+            "num_drafts": self.num_drafts,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "accepted_per_position": list(self.accepted_per_position),
+            "num_target_forwards": self.num_target_forwards,
+            "num_new_tokens": self.num_new_tokens,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+        }
 
     def __str__(self) -> str:
         positions = ", ".join(f"{rate:.3f}" for rate in self.per_position)
@@ -91,6 +113,86 @@ class SpeculationStats:
             f"accepted: {self.num_accepted_tokens} of {self.num_draft_tokens} draft tokens "
             f"in {self.num_drafts} drafts, per position: {positions or '-'}"
         )
+
+
+class SpeculationTotals:
+    """What speculation did over many calls, in any number of threads.
+
+    An attached target has one (`hf_specdec.speculation_totals`). Counts grow until `reset`, as
+    Prometheus counters do; a log line is about the time since the one before.
+
+    Args:
+        clock: seconds, monotonic; another one in tests.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._total = SpeculationStats()
+        self._logged = SpeculationStats()
+        self._logged_at = clock()
+
+    def add(self, stats: SpeculationStats) -> None:
+        """Count one call."""
+        with self._lock:
+            self._total = self._total + stats
+
+    def snapshot(self) -> SpeculationStats:
+        """The counts so far: a copy, without ``rows``."""
+        with self._lock:
+            return deepcopy(self._total)
+
+    def reset(self) -> SpeculationStats:
+        """Start from zero again, log lines included; returns the counts until here."""
+        with self._lock:
+            total, self._total = self._total, SpeculationStats()
+            self._logged = SpeculationStats()
+            self._logged_at = self._clock()
+            return total
+
+    def log_line(self) -> str:
+        """One line in vLLM's words about the calls since the last one, or since the start.
+
+        Throughputs are tokens per second of the time that passed, idle time included.
+        """
+        with self._lock:
+            now = self._clock()
+            seconds, stats = now - self._logged_at, self._total - self._logged
+            self._logged, self._logged_at = self._total, now
+        return log_line(stats, seconds)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A target is copied and pickled with what is attached to it; a lock can't be.
+        with self._lock:
+            return {"total": deepcopy(self._total)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+        self._total = self._logged = state["total"]
+
+
+def log_line(stats: SpeculationStats, seconds: float) -> str:
+    """One line in vLLM's words.
+
+    Args:
+        stats: what was counted.
+        seconds: in how long, for the throughputs (0 without time passed).
+    """
+    accepted, drafted = (
+        count / seconds if seconds > 0 else 0.0
+        for count in (stats.num_accepted_tokens, stats.num_draft_tokens)
+    )
+    positions = ", ".join(f"{rate:.3f}" for rate in stats.per_position)
+    return (
+        "SpecDecoding metrics: "
+        f"Mean acceptance length: {stats.mean_acceptance_length:.2f}, "
+        f"Accepted throughput: {accepted:.2f} tokens/s, "
+        f"Drafted throughput: {drafted:.2f} tokens/s, "
+        f"Accepted: {stats.num_accepted_tokens} tokens, "
+        f"Drafted: {stats.num_draft_tokens} tokens, "
+        f"Per-position acceptance rate: {positions}, "
+        f"Avg Draft acceptance rate: {100 * stats.acceptance_rate:.1f}%"
+    )
 
 
 class StatsRecorder:

@@ -78,7 +78,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "resolution": {"compatibility", "config", "drafters", "registry"},
     "doctor": {"drafters", "metrics", "registry"},
-    "attach": {"integration", "compatibility", "config", "resolution"},
+    "attach": {"integration", "compatibility", "config", "metrics", "resolution"},
+    "startup": set(),
+    "public": {"attach", "config", "drafters", "integration", "metrics", "modeling", "registry"},
 }
 # These may import all units but the ones named.
 MAY_NOT_IMPORT: dict[str, set[str]] = {

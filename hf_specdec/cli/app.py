@@ -3,15 +3,62 @@
 Everything slow to import (torch, transformers) is imported inside the commands.
 """
 
-from typing import Annotated
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from hf_specdec._version import __version__
 from hf_specdec.cli.commands.demo import demo
 from hf_specdec.cli.commands.doctor import doctor
+from hf_specdec.cli.demo_pair import DemoPairUnavailableError
+from hf_specdec.startup import complete_package
 
-app = typer.Typer(
+Function = TypeVar("Function", bound=Callable[..., Any])
+# The help lists commands under these headings.
+PANELS = {
+    "Run models": ("demo", "generate", "serve"),
+    "Look and measure": ("inspect", "bench", "doctor"),
+    "Make drafters": ("train", "convert"),
+}
+# Errors whose message says what to do; anything else is a bug and shows where it happened.
+EXPLAINED = (DemoPairUnavailableError, OSError, ValueError)
+
+
+class CommandLine(typer.Typer):
+    """Commands that are answered fast, filed under a heading, and fail without a traceback."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
+        """Register a command: ``app.command()(function)``."""
+
+        def register(function: Function) -> Function:
+            command = name or function.__name__.replace("_", "-")
+            panel = next((p for p, names in PANELS.items() if command in names), None)
+            settings = {"rich_help_panel": panel, **options}
+            decorate = super(CommandLine, self).command(command, **settings)
+            decorate(_runnable(command, function))
+            return function
+
+        return register
+
+
+def _runnable(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind a command: hf_specdec is imported in full before it runs."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        complete_package()
+        try:
+            return function(*args, **kwargs)
+        except EXPLAINED as error:
+            typer.echo(f"hf-specdec {name}: {error}", err=True)
+            raise typer.Exit(code=1) from error
+
+    return run
+
+
+app = CommandLine(
     name="hf-specdec",
     help="Speculative decoding for Hugging Face transformers.",
     no_args_is_help=True,

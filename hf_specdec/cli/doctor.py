@@ -9,21 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from transformers import AutoModel
 
 from hf_specdec.cli.demo import DEFAULT_PROMPTS
 from hf_specdec.cli.demo_pair import load_demo_pair
+from hf_specdec.cli.options import DEMO, DtypeName
+from hf_specdec.cli.pairs import choose_device, demo_dtype, load_target
 from hf_specdec.doctor import Finding, better_than_configured, examine, feedings
 from hf_specdec.registry import mtp_network
-
-DEMO = "demo"
 
 
 @dataclass(frozen=True)
@@ -35,7 +28,7 @@ class DoctorSettings:
     prompts: tuple[str, ...] = DEFAULT_PROMPTS
     max_new_tokens: int = 64
     num_assistant_tokens: int | None = None
-    dtype: str = "auto"
+    dtype: DtypeName = "auto"
     device: str = "auto"
 
 
@@ -101,23 +94,14 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 def _load(settings: DoctorSettings) -> tuple[Any, Any, Any]:
     """Target, tokenizer and assistant."""
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype: Any = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    device = choose_device(settings.device)
+    assistant: Any = None
     if settings.target == DEMO:
-        exact = torch.bfloat16 if settings.dtype == "auto" else dtype
-        pair = load_demo_pair(exact, torch.device(device))
+        pair = load_demo_pair(demo_dtype(settings.dtype), device)
         target, tokenizer = pair.target, pair.tokenizer
-        assistant: Any = pair.drafter if settings.assistant is None else None
+        assistant = pair.drafter if settings.assistant is None else None
     else:
-        config = AutoConfig.from_pretrained(settings.target)
-        auto: Any = AutoModelForCausalLM
-        if config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-            auto = AutoModelForImageTextToText
-        target = auto.from_pretrained(settings.target, dtype=dtype).to(device).eval()
-        tokenizer = AutoTokenizer.from_pretrained(settings.target)
-        assistant = None
+        target, tokenizer = load_target(settings.target, settings.dtype, device)
     if settings.assistant is not None:
         assistant = AutoModel.from_pretrained(settings.assistant, dtype=target.dtype)
         assistant = assistant.to(target.get_output_embeddings().weight.device).eval()

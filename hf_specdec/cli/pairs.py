@@ -1,0 +1,109 @@
+"""Load a target and its drafter, once, as the options of `options` say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+from hf_specdec.attach import attach
+from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY, load_demo_pair
+from hf_specdec.cli.options import DEMO, DtypeName, PairSettings
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A loaded target in evaluation mode, with its drafter attached if there is one.
+
+    Attributes:
+        settings: what was asked for.
+        target: the model; ``target.generate`` speculates.
+        tokenizer: its tokenizer; pads on the left, and has a token for it.
+    """
+
+    settings: PairSettings
+    target: Any
+    tokenizer: Any
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a drafter is attached."""
+        return self.settings.speculative_config is not None
+
+
+def choose_device(device: str) -> torch.device:
+    """The device of a name; ``"auto"``: a GPU if torch sees one.
+
+    Raises:
+        ValueError: a name that torch doesn't know, or a device that isn't there.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(
+            f"--device {device}: torch can't use it here ({str(error).splitlines()[0]}). "
+            "Use cpu, or auto"
+        ) from None
+    return chosen
+
+
+def load_pair(settings: PairSettings) -> Pair:
+    """Load the target, then the drafter in its dtype and on its device, and attach it.
+
+    Raises:
+        DemoPairUnavailableError: the demo's target is asked for and not installed.
+        OSError, ValueError: a model that can't be loaded, or a pair that doesn't fit.
+    """
+    device = choose_device(settings.device)
+    config = settings.speculative_config
+    if settings.target == DEMO:
+        demo = load_demo_pair(demo_dtype(settings.dtype), device)
+        target, tokenizer = demo.target, _ready(demo.tokenizer)
+        if config is not None and config.model == str(DRAFTER_DIRECTORY):
+            config = replace(config, model=demo.drafter)
+    else:
+        target, tokenizer = load_target(settings.target, settings.dtype, device)
+    if config is not None:
+        attach(target, config)
+    return Pair(settings, target, tokenizer)
+
+
+def load_target(name: str, dtype: DtypeName, device: torch.device) -> tuple[Any, Any]:
+    """Load a target of any kind that generates text, and its tokenizer.
+
+    Args:
+        name: Hub id or folder.
+        dtype: ``"auto"``: the checkpoint's.
+        device: where it is put.
+    """
+    config = AutoConfig.from_pretrained(name)
+    auto: Any = AutoModelForCausalLM
+    if config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        auto = AutoModelForImageTextToText
+    chosen: Any = dtype if dtype == "auto" else getattr(torch, dtype)
+    target = auto.from_pretrained(name, dtype=chosen).to(device).eval()
+    return target, _ready(AutoTokenizer.from_pretrained(name))
+
+
+def demo_dtype(name: DtypeName) -> torch.dtype:
+    """The dtype of the demo pair, whose target's file has none."""
+    return getattr(torch, "bfloat16" if name == "auto" else name)
+
+
+def _ready(tokenizer: Any) -> Any:
+    """The tokenizer, fit for batches to generate from."""
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

@@ -1,0 +1,35 @@
+"""What ``import hf_specdec`` brings: the public names, registered models and open seams.
+
+Apart from `hf_specdec` itself because the command line imports that without all this (`startup`).
+"""
+
+from hf_specdec.attach import attach, detach, speculation_totals
+from hf_specdec.config import SpeculativeConfig
+from hf_specdec.drafters import Drafter
+from hf_specdec.integration import disable, enable
+from hf_specdec.metrics import SpeculationStats, SpeculationTotals
+from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
+from hf_specdec.registry import mtp_network, register
+from hf_specdec.stopping import RowStoppingCriteria
+from hf_specdec.streaming import RowStep, RowStreamer
+
+register()
+enable()
+
+__all__ = [
+    "Drafter",
+    "MLPSpeculatorConfig",
+    "MLPSpeculatorPreTrainedModel",
+    "RowStep",
+    "RowStoppingCriteria",
+    "RowStreamer",
+    "SpeculationStats",
+    "SpeculationTotals",
+    "SpeculativeConfig",
+    "attach",
+    "detach",
+    "disable",
+    "enable",
+    "mtp_network",
+    "speculation_totals",
+]

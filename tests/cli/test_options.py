@@ -1,0 +1,128 @@
+"""The options that name a pair: one config of JSON and shortcuts, loaded once, or refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+import hf_specdec
+from hf_specdec.cli import pairs
+from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY, DemoPair
+from hf_specdec.cli.options import DEMO, PairSettings, pair_settings
+from hf_specdec.cli.pairs import choose_device, load_pair
+from hf_specdec.config import SpeculativeConfig
+
+
+def test_json_and_shortcuts_make_one_config() -> None:
+    json = '{"method": "mlp_speculator", "num-speculative-tokens": 3}'
+    settings = pair_settings("target", json, spec_model="drafter", spec_tokens=3)
+    assert settings.speculative_config == SpeculativeConfig("mlp_speculator", "drafter", 3)
+    shortcuts = pair_settings(
+        "target", spec_method="mlp_speculator", spec_model="drafter", spec_tokens=3
+    )
+    assert shortcuts == settings
+    assert settings.as_json() == {
+        "target": "target",
+        "speculative_config": {
+            "method": "mlp_speculator",
+            "model": "drafter",
+            "num_speculative_tokens": 3,
+            "verification": "match",
+        },
+        "dtype": "auto",
+    }
+
+
+def test_without_options_a_target_runs_alone() -> None:
+    assert pair_settings("target").speculative_config is None
+    assert pair_settings("target").as_json()["speculative_config"] is None
+    # An empty config is vLLM's way, too, to ask for the target's own layers.
+    assert pair_settings("target", "{}").speculative_config == SpeculativeConfig()
+    assert pair_settings("target", spec_tokens=0).speculative_config is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model"),
+    [
+        ({"target": DEMO}, str(DRAFTER_DIRECTORY)),
+        ({"target": DEMO, "spec_tokens": 2}, str(DRAFTER_DIRECTORY)),
+        ({"target": DEMO, "spec_method": "mlp_speculator"}, str(DRAFTER_DIRECTORY)),
+        ({"target": DEMO, "spec_method": "mtp"}, None),
+        ({"target": DEMO, "spec_model": "other"}, "other"),
+        ({"target": "target", "spec_model": DEMO}, str(DRAFTER_DIRECTORY)),
+    ],
+)
+def test_demo_stands_for_the_demo_pair(arguments: dict[str, Any], model: str | None) -> None:
+    config = pair_settings(**arguments).speculative_config
+    assert config is not None
+    assert config.model == model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"speculative_config": "{method: mtp}"}, "is not JSON .*quote it for the shell"),
+        ({"speculative_config": "[1]"}, "must be a dict"),
+        ({"speculative_config": '{"metod": "mtp"}'}, "Did you mean 'method' by 'metod'"),
+        ({"spec_method": "eagle3"}, "no drafter for it is here"),
+        (
+            {"speculative_config": '{"method": "mtp"}', "spec_method": "mlp_speculator"},
+            "--spec-method mlp_speculator and --speculative-config with method='mtp' contradict",
+        ),
+        (
+            {"speculative_config": '{"num_speculative_tokens": 2}', "spec_tokens": 3},
+            "--spec-tokens 3 and --speculative-config with num_speculative_tokens=2 contradict",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(typer.BadParameter, match=message):
+        pair_settings("target", **arguments)
+
+
+def test_a_pair_is_loaded_and_attached(pair_folders: tuple[Path, Path]) -> None:
+    target, drafter = map(str, pair_folders)
+    pair = load_pair(pair_settings(target, spec_model=drafter, spec_tokens=2, dtype="float32"))
+    assert pair.speculates
+    assert pair.target.dtype == torch.float32
+    assert not pair.target.training
+    batch = pair.tokenizer(["a b c", "d"], return_tensors="pt", padding=True)
+    assert batch["attention_mask"][1].tolist() == [0, 0, 0, 0, 1]
+    plain = load_pair(PairSettings(target))
+    assert not plain.speculates
+    expected = plain.target.generate(**batch, max_new_tokens=8, do_sample=False)
+    assert torch.equal(pair.target.generate(**batch, max_new_tokens=8, do_sample=False), expected)
+    assert hf_specdec.speculation_totals(pair.target).snapshot().num_new_tokens == 16
+    with pytest.raises(ValueError, match="nothing is attached to this LlamaForCausalLM"):
+        hf_specdec.speculation_totals(plain.target)
+
+
+def test_the_demo_pair_is_loaded_once(
+    monkeypatch: pytest.MonkeyPatch, target: Any, make_speculator: Any, byte_tokenizer: Any
+) -> None:
+    demo = DemoPair(byte_tokenizer, target, make_speculator())
+    seen = []
+
+    def load(dtype: torch.dtype, device: torch.device) -> DemoPair:
+        seen.append(dtype)
+        return demo
+
+    monkeypatch.setattr(pairs, "load_demo_pair", load)
+    attached = []
+    monkeypatch.setattr(pairs, "attach", lambda target, config: attached.append(config.model))
+    load_pair(pair_settings(DEMO))
+    load_pair(pair_settings(DEMO, dtype="float32"))
+    assert seen == [torch.bfloat16, torch.float32]
+    assert attached == [demo.drafter] * 2
+
+
+@pytest.mark.parametrize("device", ["nvidia", "cuda:99", "nonsense:1"])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    with pytest.raises(ValueError, match=f"--device {device}: torch can't use it here"):
+        choose_device(device)
+
+
+def test_auto_is_a_device_of_this_machine() -> None:
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
