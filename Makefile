@@ -55,5 +55,5 @@ $(VENV)/.installed-demo: $(VENV)/.installed-torch
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed-demo
-	$(VENV)/bin/pip install -e ".[demo,train,dev]"
+	$(VENV)/bin/pip install -e ".[demo,train,serving,dev]"
 	@touch $@

@@ -80,7 +80,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "doctor": {"drafters", "metrics", "registry"},
     "attach": {"integration", "compatibility", "config", "metrics", "resolution"},
     "startup": set(),
-    "public": {"attach", "config", "drafters", "integration", "metrics", "modeling", "registry"},
+    "public": {"attach", "config", "drafters", "integration", "metrics", "modeling", "registry"}
+    | {"stopping", "streaming"},
+    "serving": {"metrics", "stopping", "streaming"},
 }
 # These may import all units but the ones named.
 MAY_NOT_IMPORT: dict[str, set[str]] = {

@@ -12,6 +12,7 @@ import typer
 from hf_specdec._version import __version__
 from hf_specdec.cli.commands.demo import demo
 from hf_specdec.cli.commands.doctor import doctor
+from hf_specdec.cli.commands.serve import serve
 from hf_specdec.cli.demo_pair import DemoPairUnavailableError
 from hf_specdec.startup import complete_package
 
@@ -86,6 +87,7 @@ def _options(
 
 app.command()(demo)
 app.command()(doctor)
+app.command()(serve)
 
 
 def main() -> None:

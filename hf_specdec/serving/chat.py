@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from transformers.cli.serving.utils import ReasoningText, ToolCall
 
 from hf_specdec.serving import usage
@@ -21,7 +21,9 @@ from hf_specdec.serving.stream import chunks
 class ChatHandler(SpeculativeHandler):
     """Chat completions, streamed or not."""
 
-    async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
+    async def handle_request(
+        self, body: dict[str, Any], request_id: str
+    ) -> JSONResponse | StreamingResponse:
         """Answer a request.
 
         Raises:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from hf_specdec.serving import usage
 from hf_specdec.serving.handler import Job, RowRequest, SpeculativeHandler
@@ -19,7 +19,9 @@ from hf_specdec.serving.stream import chunks
 class CompletionHandler(SpeculativeHandler):
     """Text completions, streamed or not."""
 
-    async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
+    async def handle_request(
+        self, body: dict[str, Any], request_id: str
+    ) -> JSONResponse | StreamingResponse:
         """Answer a request; the choices of prompt i begin at index ``i * n``.
 
         Raises:

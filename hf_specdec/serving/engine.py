@@ -82,6 +82,9 @@ class Engine:
             self._stopping = True
             for row in (*self._waiting, *self._running):
                 row.cancelled = True
+            for row in self._waiting:
+                row.fail("cancelled")
+            self._waiting = []
             self._changed.notify_all()
         self._thread.join(timeout)
 

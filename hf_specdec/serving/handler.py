@@ -114,12 +114,15 @@ class Job:
         """Every update, with the index of its row; leaving early cancels the rows.
 
         Raises:
-            ApiError: 500, a row has failed.
+            ApiError: 500, a row has failed; 503, the engine was stopped.
         """
         left = len(self.rows)
         try:
             while left:
                 index, update = await self._queue.get()
+                if update.is_last and self.rows[index].cancelled:
+                    # Not by this request's client, or nobody would be here.
+                    raise ApiError(503, "The server is stopping", code="server_stopping")
                 if update.error is not None:
                     raise ApiError(500, update.error)
                 yield index, update
@@ -216,9 +219,7 @@ class SpeculativeHandler(BaseHandler):
         try:
             inputs = self.get_processor_inputs_from_messages(messages, Modality.LLM)
         except (KeyError, TypeError, ValueError) as error:
-            raise ApiError(
-                400, f"messages: {type(error).__name__}: {error}", "messages"
-            ) from None
+            raise ApiError(400, f"messages: {type(error).__name__}: {error}", "messages") from None
         token_ids = self.served.encode_chat(inputs, tools, kwargs)
         self.served.check_prompt(token_ids, "messages")
         return token_ids

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import HTTPException
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from transformers.cli.serving.response import ResponseHandler
 
 from hf_specdec.serving import usage
@@ -22,7 +22,9 @@ from hf_specdec.serving.rows import Row
 class ResponsesHandler(SpeculativeHandler, ResponseHandler):
     """Responses, streamed or not; the conversion of ``input`` is transformers'."""
 
-    async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
+    async def handle_request(
+        self, body: dict[str, Any], request_id: str
+    ) -> JSONResponse | StreamingResponse:
         """Answer a request.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,11 +104,9 @@ class RowText:
         if new:
             events += self._parser.feed(new)
         if final:
-            try:
+            # A row may end inside a structure, such as half a tool call: then there is none.
+            with contextlib.suppress(ValueError, RuntimeError):
                 events += self._parser.finalize()[1]
-            except (ValueError, RuntimeError):
-                # The row ended inside a structure, such as half a tool call: there is none.
-                pass
         return response_events_to_chunks(events)
 
     def _decode(self, ids: list[int]) -> str:

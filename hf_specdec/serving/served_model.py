@@ -79,7 +79,9 @@ class ServedModel:
                 **template_kwargs,
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
-            raise ApiError(400, f"The chat template can't be applied: {error}", "messages") from None
+            raise ApiError(
+                400, f"The chat template can't be applied: {error}", "messages"
+            ) from None
         return encoded["input_ids"]
 
     def check_prompt(self, token_ids: list[int], param: str) -> None:
@@ -87,9 +89,7 @@ class ServedModel:
         if not token_ids:
             raise ApiError(400, f"{param} is empty: it must have at least one token", param)
         if max(token_ids) >= self.vocab_size:
-            raise ApiError(
-                400, f"{param}: token ids must be less than {self.vocab_size}", param
-            )
+            raise ApiError(400, f"{param}: token ids must be less than {self.vocab_size}", param)
         if self.max_positions is not None and len(token_ids) >= self.max_positions:
             raise _too_long(
                 f"The prompt has {len(token_ids)} tokens, and this model has {self.max_positions} "
