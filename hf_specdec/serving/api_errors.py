@@ -51,12 +51,15 @@ class ApiError(Exception):
     @classmethod
     def of_validation(cls, error: ValidationError | RequestValidationError) -> ApiError:
         """What pydantic found wrong first, with the path of the field."""
-        first = error.errors()[0]
+        errors = error.errors()
+        # Where a field may be of several types there is an error for each; one that is not about
+        # the type itself is about the type that was meant.
+        first = next((e for e in errors if not e["type"].endswith("_type")), errors[0])
         if first["type"] == "json_invalid":
             reason = (first.get("ctx") or {}).get("error", "")
             return cls(400, f"The body is not JSON: {reason}".rstrip(": "), code="invalid_json")
-        # Members of unions have tags such as "list[TextPart]" in their path.
-        path = [str(part) for part in first["loc"] if str(part).replace("_", "").isalnum()]
+        # Types of a union have tags such as "list[TextPart]" and "str" in the path.
+        path = [str(part) for part in first["loc"] if _is_name(str(part))]
         if path[:1] == ["body"]:
             path = path[1:]
         name = ".".join(path)
@@ -66,6 +69,10 @@ class ApiError(Exception):
             return cls(400, f"The body must be a JSON object: {first['msg']}")
         given = "" if first["type"] == "missing" else f", not {_shown(first.get('input'))}"
         return cls(400, f"{name}: {first['msg']}{given}", param=name, code="invalid_value")
+
+
+def _is_name(part: str) -> bool:
+    return part.replace("_", "").isalnum() and part not in ("str", "int", "float", "bool")
 
 
 def _shown(value: object) -> str:

@@ -32,6 +32,7 @@ class RowText:
         self._tokenizer = tokenizer
         self._stop = stop
         self._parser = parser
+        self._gave_up = False
         self._first_events = [] if parser is None else parser.initial_events
         self._end_ids = end_ids
         self._ids: list[int] = []
@@ -101,13 +102,19 @@ class RowText:
     def _parse(self, new: str, final: bool) -> list[Any]:
         # The prompt may have opened a region, such as reasoning.
         events, self._first_events = list(self._first_events), []
-        if new:
-            events += self._parser.feed(new)
-        if final:
+        unparsed = [new] if new else []
+        if new and not self._gave_up:
+            try:
+                events += self._parser.feed(new)
+                unparsed = []
+            except (ValueError, RuntimeError):
+                # Such as a tool call that is no JSON: what it says is shown as it is.
+                self._gave_up = True
+        if final and not self._gave_up:
             # A row may end inside a structure, such as half a tool call: then there is none.
             with contextlib.suppress(ValueError, RuntimeError):
                 events += self._parser.finalize()[1]
-        return response_events_to_chunks(events)
+        return response_events_to_chunks(events) + unparsed
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=self._parser is None)
