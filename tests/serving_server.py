@@ -6,9 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 import torch
 from tiny_models import EOS, _target
@@ -18,6 +17,9 @@ import hf_specdec
 from hf_specdec import Drafter
 from hf_specdec.cli.options import PairSettings
 from hf_specdec.cli.serve import ServeSettings, make_server
+
+if TYPE_CHECKING:
+    import openai
 
 MODEL = "tiny-llama"
 SETTINGS = ServeSettings(
@@ -48,7 +50,7 @@ class Running:
     """
 
     server: Any
-    client: openai.OpenAI
+    client: "openai.OpenAI"
     url: str
     target: Any
     plain: Any
@@ -136,6 +138,8 @@ def make_pair() -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def serving(**changes: Any) -> Iterator[Running]:
+    import openai  # here, as this file is imported by every test run
+
     target, plain = make_pair()
     tokenizer = make_tokenizer(TEMPLATE)
     server = make_server(target, tokenizer, replace(SETTINGS, **changes))

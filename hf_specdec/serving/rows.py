@@ -89,7 +89,7 @@ class Row:
         return None
 
     def record(self, step: RowStep, end_ids: frozenset[int]) -> None:
-        """Count a step and deliver its text."""
+        """Count a step."""
         now = time.monotonic()
         self.first_token = self.first_token or now
         self.stats += SpeculationStats.of_step(
@@ -99,6 +99,10 @@ class Row:
             if self.finish_reason is None:
                 self.finish_reason = "stop" if step.token_ids[-1] in end_ids else "length"
             self.finished = now
+
+    def deliver(self) -> None:
+        """Hand over the text that is new: all of it at the end, before that only when streaming."""
+        if self.finished is not None:
             self._deliver(Update(self._text.release(final=True), is_last=True))
         elif self._streams and (pieces := self._text.release()):
             self._deliver(Update(pieces))
@@ -138,4 +142,6 @@ class BatchMonitor(RowStoppingCriteria, RowStreamer):
             row = self._rows[step.row]
             row.record(step, self._end_ids)
             if step.is_last:
+                # First, so that a client that has its answer finds it counted.
                 self._on_finished(row)
+            row.deliver()
