@@ -11,7 +11,10 @@ import uvicorn
 
 from hf_specdec.serving.app import Application
 
-logger = logging.getLogger(__name__)
+# uvicorn's own, whose level and format the server sets.
+logger = logging.getLogger("uvicorn.error")
+# Tenths of a second between log lines.
+_LOG_TICKS = 100
 # What uvicorn waits for its connections, once their requests are answered or given up.
 _CLOSING_SECONDS = 2
 
@@ -82,6 +85,8 @@ class SpeculationServer(uvicorn.Server):
             is_idle = self._application.gate.num_inside == 0
             if is_idle or time.monotonic() > self._give_up_at:
                 self.should_exit = True
+        if counter % _LOG_TICKS == 0 and (line := self._application.telemetry.log_line()):
+            logger.info(line)
         return await super().on_tick(counter)
 
     @property

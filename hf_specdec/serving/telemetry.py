@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
-from hf_specdec.metrics import SpeculationStats
+from hf_specdec.metrics import SpeculationTotals
 from hf_specdec.serving.rows import Row
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -48,7 +48,8 @@ class Telemetry:
         self._model_name = model_name
         self._prefix = prefix
         self._lock = threading.Lock()
-        self._speculation = SpeculationStats()
+        self._speculation = SpeculationTotals()
+        self._logged_drafts = 0
         self._finished: dict[str, int] = {"stop": 0, "length": 0, "cancelled": 0}
         self._errors: dict[str, int] = {}
         self._prompt_tokens = 0
@@ -69,12 +70,20 @@ class Telemetry:
         assert row.started is not None and row.first_token is not None
         assert row.finished is not None and row.finish_reason is not None
         with self._lock:
-            self._speculation += row.stats
+            self._speculation.add(row.stats)
             self._finished[row.finish_reason] += 1
             self._prompt_tokens += len(row.prompt_ids)
             self._queue_time.observe(row.started - row.arrived)
             self._first_token.observe(row.first_token - row.arrived)
             self._latency.observe(row.finished - row.arrived)
+
+    def log_line(self) -> str | None:
+        """What speculation did since the line before; ``None`` if that is nothing."""
+        drafts = self._speculation.snapshot().num_drafts
+        if drafts == self._logged_drafts:
+            return None
+        self._logged_drafts = drafts
+        return self._speculation.log_line()
 
     def request_refused(self, status: int) -> None:
         """Count an answer of 4xx or 5xx."""
@@ -93,7 +102,7 @@ class Telemetry:
         def one(value: float) -> list[tuple[str, dict[str, str], float]]:
             return [("", {}, value)]
 
-        stats = self._speculation
+        stats = self._speculation.snapshot()
         counter, gauge, histogram = "counter", "gauge", "histogram"
         yield "spec_decode_num_drafts_total", counter, "Drafts.", one(stats.num_drafts)
         name = "spec_decode_num_draft_tokens_total"
