@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from tiny_models import EOS, _target
-from tiny_pairs import TEMPLATE, make_tokenizer
+from tiny_pairs import TEMPLATE, make_tokenizer, random_speculator
 
 import hf_specdec
 from hf_specdec import Drafter
@@ -32,6 +32,7 @@ SETTINGS = ServeSettings(
     max_batch_size=8,
     batch_wait=0.02,
     max_waiting=64,
+    concurrent_batches=1,
     shutdown_timeout=30.0,
     metrics_prefix="hf_specdec",
     enable_cors=False,
@@ -128,19 +129,25 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-def make_pair() -> tuple[Any, Any]:
-    """A target with a drafter that is mostly right, and the same target alone."""
+def make_pair(knowing: bool = True) -> tuple[Any, Any]:
+    """A target with a drafter, and the same target alone.
+
+    Args:
+        knowing: the drafter is mostly right, but is one object that serves one call at a time;
+            otherwise it is a network with random weights.
+    """
     target = copy.deepcopy(_target("llama"))
     target.generation_config.eos_token_id = EOS
     plain = copy.deepcopy(target)
-    return hf_specdec.attach(target, {"model": KnowingDrafter(plain)}), plain
+    drafter: Any = KnowingDrafter(plain) if knowing else random_speculator(target)
+    return hf_specdec.attach(target, {"model": drafter}), plain
 
 
 @contextlib.contextmanager
-def serving(**changes: Any) -> Iterator[Running]:
+def serving(knowing: bool = True, **changes: Any) -> Iterator[Running]:
     import openai  # here, as this file is imported by every test run
 
-    target, plain = make_pair()
+    target, plain = make_pair(knowing)
     tokenizer = make_tokenizer(TEMPLATE)
     server = make_server(target, tokenizer, replace(SETTINGS, **changes))
     thread = threading.Thread(target=server.run, daemon=True)

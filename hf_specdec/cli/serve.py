@@ -25,6 +25,7 @@ class ServeSettings:
     max_batch_size: int
     batch_wait: float
     max_waiting: int
+    concurrent_batches: int
     shutdown_timeout: float
     metrics_prefix: str
     enable_cors: bool
@@ -81,7 +82,11 @@ def make_server(target: Any, tokenizer: Any, settings: ServeSettings) -> Any:
         target, tokenizer, settings.served_model_name, positions, settings.default_max_tokens
     )
     limits = BatchingLimits(
-        settings.max_batch_size, settings.batch_wait, settings.max_waiting, positions
+        settings.max_batch_size,
+        settings.batch_wait,
+        settings.max_waiting,
+        positions,
+        settings.concurrent_batches,
     )
     application = build_application(
         served, limits, settings.metrics_prefix, enable_cors=settings.enable_cors

@@ -88,8 +88,12 @@ def install(app: FastAPI) -> None:
         return error.response()
 
     @app.exception_handler(RequestValidationError)
-    async def bad_body(_request: Request, error: RequestValidationError) -> JSONResponse:
-        return ApiError.of_validation(error).response()
+    async def bad_body(request: Request, error: RequestValidationError) -> JSONResponse:
+        found = ApiError.of_validation(error)
+        kind = request.headers.get("content-type", "")
+        if "json" not in kind:
+            found.message += f". Send it with Content-Type: application/json, not {kind!r}"
+        return found.response()
 
     @app.exception_handler(StarletteHTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:

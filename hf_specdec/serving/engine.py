@@ -1,12 +1,14 @@
-"""The engine: a queue of rows, and a thread that generates them in batches.
+"""The engine: a queue of rows, and the threads that generate them in batches.
 
 Rows that may share a batch wait for each other for a few milliseconds. A batch runs until its last
-row is finished; each row's result leaves as soon as it is there. One thread does all generation, so
-the model is never called by two requests at once.
+row is finished, and takes in nobody on the way; each row's result leaves as soon as it is there.
+Each thread runs one batch at a time. With one thread (the default) a long text makes all that come
+later wait; with several they share the device.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -40,12 +42,14 @@ class BatchingLimits:
         wait: seconds that rows wait for others to share their batch.
         max_waiting: most rows in the queue.
         max_positions: tokens of the longest row, prompt included; unlimited if ``None``.
+        concurrent_batches: batches that run at the same time, each in a thread of its own.
     """
 
     max_batch_size: int = 16
     wait: float = 0.005
     max_waiting: int = 1024
     max_positions: int | None = None
+    concurrent_batches: int = 1
 
 
 class Engine:
@@ -67,31 +71,42 @@ class Engine:
         self._telemetry = telemetry
         self.end_ids = end_ids(target)
         self._waiting: list[Row] = []
-        self._running: Sequence[Row] = ()
+        # By thread.
+        self._running: list[list[Row]] = [[] for _ in range(limits.concurrent_batches)]
         self._changed = threading.Condition()
         self._stopping = False
-        self._thread = threading.Thread(target=self._work, name="hf-specdec-engine", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._work, args=(i,), name=f"engine-{i}", daemon=True)
+            for i in range(limits.concurrent_batches)
+        ]
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Cancel what is left and end the thread."""
+        """Cancel what is left and end the threads.
+
+        Args:
+            timeout: seconds to wait for them; a forward that takes longer is left alone.
+        """
         with self._changed:
             self._stopping = True
-            for row in (*self._waiting, *self._running):
+            for row in (*self._waiting, *itertools.chain(*self._running)):
                 row.cancelled = True
             for row in self._waiting:
                 row.fail("cancelled")
             self._waiting = []
             self._changed.notify_all()
-        self._thread.join(timeout)
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
 
     @property
     def is_alive(self) -> bool:
-        """Whether rows are being generated."""
-        return self._thread.is_alive() and not self._stopping
+        """Whether rows that are submitted will be generated."""
+        return all(t.is_alive() for t in self._threads) and not self._stopping
 
     @property
     def num_waiting(self) -> int:
@@ -100,8 +115,8 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        """Unfinished rows of the running batch."""
-        return sum(row.finished is None for row in self._running)
+        """Unfinished rows of the running batches."""
+        return sum(row.finished is None for batch in self._running for row in batch)
 
     def submit(self, rows: Sequence[Row]) -> None:
         """Put rows in the queue.
@@ -115,9 +130,9 @@ class Engine:
             self._waiting += rows
             self._changed.notify_all()
 
-    def _work(self) -> None:
+    def _work(self, index: int) -> None:
         while batch := self._next_batch():
-            self._running = batch
+            self._running[index] = batch
             try:
                 self._generate(batch)
             except Exception as error:
@@ -125,7 +140,7 @@ class Engine:
                 for row in batch:
                     if row.finished is None:
                         row.fail(f"{type(error).__name__}: {error}")
-            self._running = ()
+            self._running[index] = []
             # Or the last batch would live until the next one comes.
             del batch
 

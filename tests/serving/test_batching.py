@@ -1,10 +1,11 @@
 """Many requests at once: they share batches, and nobody can tell from the answers."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from serving_server import MODEL, serving
+from serving_server import MODEL, serving, wait_for
 from tiny_models import EOS
 
 from hf_specdec.serving.engine import BatchingLimits, Engine
@@ -106,6 +107,21 @@ def test_one_at_a_time(running):
             running.greedy(prompt, 8) for prompt in PROMPTS[:3]
         ]
         assert batch_sizes(single) == [3, 3]
+
+
+def test_several_batches_at_once(running):
+    """A long text doesn't keep a later one waiting."""
+    long = next(p for p in PROMPTS if EOS not in running.greedy_ids(p, 100))
+    fields: Any = {"model": MODEL, "temperature": 0}
+    with serving(concurrent_batches=2, knowing=False) as two:
+        handle = two.target.register_forward_pre_hook(lambda *_: time.sleep(0.01))
+        stream = two.client.completions.create(prompt=long, max_tokens=100, stream=True, **fields)
+        wait_for(lambda: two.engine.num_running == 1)
+        later = two.client.completions.create(prompt=PROMPTS[1], max_tokens=8, **fields)
+        assert two.engine.num_running == 1
+        handle.remove()
+        assert later.choices[0].text == running.greedy(PROMPTS[1], 8)
+        assert "".join(chunk.choices[0].text for chunk in stream) == running.greedy(long, 100)
 
 
 class TestCompatible:

@@ -62,6 +62,15 @@ def serve(
             metavar="N", min=1, help="Most texts in the queue.", rich_help_panel=_BATCHING
         ),
     ] = 1024,
+    concurrent_batches: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Batches that run at once; more: a text waits less, and all run slower.",
+            rich_help_panel=_BATCHING,
+        ),
+    ] = 1,
     shutdown_timeout: Annotated[
         float, typer.Option(metavar="S", min=0, help="Time for running requests when stopped.")
     ] = 60.0,
@@ -101,6 +110,7 @@ def serve(
             max_batch_size=max_batch_size,
             batch_wait=batch_wait_ms / 1000,
             max_waiting=max_waiting,
+            concurrent_batches=concurrent_batches,
             shutdown_timeout=shutdown_timeout,
             metrics_prefix=metrics_prefix,
             enable_cors=enable_cors,
