@@ -103,6 +103,19 @@ def test_a_row_criterion_sees_no_token_behind_the_end(target, prompts):
     assert criterion.seen == texts
 
 
+def test_the_first_of_two_criteria_cuts_what_the_second_sees(target, prompts):
+    text = row_by_row(target, prompts(1), **GREEDY)[0]
+    first, second = Limits([7]), Limits([24])
+    out = target.generate(
+        **prompts(1),
+        **GREEDY,
+        assistant_model=ScriptedDrafter([text]),
+        stopping_criteria=StoppingCriteriaList([first, second]),
+    )
+    assert second.seen[0] == text[:7] != first.seen[0]
+    assert out.shape[1] == prompts(1)["input_ids"].shape[1] + 7
+
+
 def test_one_row_is_a_batch_too(target, prompts):
     text = row_by_row(target, prompts(1), **GREEDY)[0]
     streamer = Collect()

@@ -187,25 +187,32 @@ class TestSampling:
         answer = running.client.chat.completions.create(model=MODEL, messages=messages, seed=3)
         assert contents(answer) == [sampled(running, TEXTS[0], 3, temperature=1.0, top_k=0)]
 
-    def test_penalties(self, running):
+    @pytest.mark.parametrize(("presence", "frequency"), [(1.5, 0.0), (0.0, 1.5), (0.5, -1.5)])
+    def test_penalties(self, running, presence, frequency):
         class Penalty(LogitsProcessor):
             def __call__(self, input_ids: Any, scores: Any) -> Any:
-                scores = scores.clone()
-                for token in input_ids[0, prompt:].tolist():
-                    scores[0, token] -= 1.5
-                for token in set(input_ids[0, prompt:].tolist()):
-                    scores[0, token] -= 0.5
+                scores, said = scores.clone(), input_ids[0, prompt:].tolist()
+                for token in said:
+                    scores[0, token] -= frequency
+                for token in set(said):
+                    scores[0, token] -= presence
                 return scores
 
-        inputs = running.tokenizer(running.chat_prompt(TEXTS[0]), return_tensors="pt")
-        prompt = inputs["input_ids"].shape[1]
-        processors = LogitsProcessorList([Penalty()])
-        settings = {"do_sample": False, "max_new_tokens": 32}
-        out = running.plain.generate(**inputs, **settings, logits_processor=processors)
-        expected = running.tokenizer.decode(out[0, prompt:], skip_special_tokens=True)
-        answer = ask(running, TEXTS[0], frequency_penalty=1.5, presence_penalty=0.5)
-        assert contents(answer) == [expected]
-        assert expected != running.greedy(running.chat_prompt(TEXTS[0]))
+        fields = {"presence_penalty": presence, "frequency_penalty": frequency}
+        changed = 0
+        for text in TEXTS:
+            inputs = running.tokenizer(running.chat_prompt(text), return_tensors="pt")
+            prompt = inputs["input_ids"].shape[1]
+            out = running.plain.generate(
+                **inputs,
+                do_sample=False,
+                max_new_tokens=32,
+                logits_processor=LogitsProcessorList([Penalty()]),
+            )
+            expected = running.tokenizer.decode(out[0, prompt:], skip_special_tokens=True)
+            assert contents(ask(running, text, **fields)) == [expected]
+            changed += expected != running.greedy(running.chat_prompt(text))
+        assert changed
 
     def test_logit_bias(self, running):
         full = running.greedy(running.chat_prompt(TEXTS[0]))
