@@ -172,9 +172,40 @@ def running() -> Iterator[Running]:
         yield server
 
 
-@pytest.fixture
-def slow(running: Running) -> Iterator[None]:
-    """Forwards of the target that take a while."""
-    handle = running.target.register_forward_pre_hook(lambda *_: time.sleep(0.02))
-    yield
-    handle.remove()
+class Hold:
+    """Forwards of a target that wait, so that a test decides what happens before they go on.
+
+    Args:
+        target: the model.
+        after: forwards that pass before.
+        seconds: the longest wait; a test that gets there fails for another reason.
+    """
+
+    def __init__(self, target: Any, after: int = 0, seconds: float = 20.0):
+        self._open = threading.Event()
+        self._left = after
+        self._seconds = seconds
+        self._thread: threading.Thread | None = None
+        self._handle = target.register_forward_pre_hook(self._wait)
+
+    def _wait(self, *_: Any) -> None:
+        # Of the first thread that comes here; another batch may run beside it.
+        self._thread = self._thread or threading.current_thread()
+        if self._thread is not threading.current_thread():
+            return
+        self._left -= 1
+        if self._left < 0:
+            self._open.wait(self._seconds)
+
+    def release(self) -> None:
+        self._open.set()
+        self._handle.remove()
+
+
+@contextlib.contextmanager
+def holding(target: Any, after: int = 0) -> Iterator[Hold]:
+    hold = Hold(target, after)
+    try:
+        yield hold
+    finally:
+        hold.release()

@@ -3,13 +3,12 @@
 import http.client
 import json
 import re
-import time
 from typing import Any
 from urllib.parse import urlsplit
 
 import openai
 import pytest
-from serving_server import MODEL, Running, serving, wait_for
+from serving_server import MODEL, Running, holding, serving, wait_for
 
 USER = {"role": "user", "content": "hello"}
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [USER], "temperature": 0}
@@ -73,7 +72,6 @@ def test_a_chat_request_that_cant_be_served(running, fields, status, param, mess
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["param"] or "").startswith(param or "")
     assert re.search(message, error["message"]), error
-    assert is_alive(running)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +97,6 @@ def test_a_body_that_is_no_json_object(running, body):
         status, data = post(running, f"/v1/{path}", body)
         assert status == 400
         assert data["error"]["type"] == "invalid_request_error"
-    assert is_alive(running)
 
 
 def test_addresses_that_arent_there(running):
@@ -112,6 +109,10 @@ def test_addresses_that_arent_there(running):
     with pytest.raises(openai.NotFoundError, match="not served here"):
         running.client.models.retrieve("other")
     assert [model.id for model in running.client.models.list()] == [MODEL]
+
+
+def test_the_server_is_alive_after_all_that(running):
+    assert is_alive(running)
 
 
 def test_an_unserved_model_is_openais_not_found(running):
@@ -153,14 +154,15 @@ def test_a_chat_template_that_refuses(running):
 
 def test_a_full_queue():
     with serving(max_waiting=2, max_batch_size=1, batch_wait=0.0) as small:
-        handle = small.target.register_forward_pre_hook(lambda *_: time.sleep(0.02))
-        streams = [small.client.chat.completions.create(**CHAT, stream=True)]
-        wait_for(lambda: small.engine.num_running == 1)
-        streams += [small.client.chat.completions.create(**CHAT, stream=True) for _ in range(2)]
-        with pytest.raises(openai.InternalServerError, match="busy: 2 texts are waiting") as caught:
-            small.client.chat.completions.create(**CHAT)
-        assert caught.value.status_code == 503
-        handle.remove()
+        with holding(small.target) as hold:
+            streams = [small.client.chat.completions.create(**CHAT, stream=True)]
+            wait_for(lambda: small.engine.num_running == 1)
+            streams += [small.client.chat.completions.create(**CHAT, stream=True) for _ in range(2)]
+            wait_for(lambda: small.engine.num_waiting == 2)
+            with pytest.raises(openai.InternalServerError, match="busy: 2 texts are") as caught:
+                small.client.chat.completions.create(**CHAT)
+            assert caught.value.status_code == 503
+            hold.release()
         for stream in streams:
             text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
             assert text == small.greedy(small.chat_prompt("hello"))

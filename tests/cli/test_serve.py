@@ -1,0 +1,51 @@
+"""`hf-specdec serve`: what is refused before a model is loaded. What it serves: tests/serving."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_specdec.cli.app import app
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert result.exit_code == 1, result.output
+    return " ".join(result.output.split())
+
+
+def test_a_target_without_a_drafter():
+    message = refused("some/target")
+    assert "no drafter for some/target: name one with --spec-model" in message
+
+
+def test_packages_that_are_missing(monkeypatch):
+    real = importlib.util.find_spec
+
+    def find(name: str, *rest: Any) -> Any:
+        return None if name in ("fastapi", "uvicorn") else real(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    message = refused("some/target", "--spec-model", "some/drafter")
+    assert "not installed (fastapi, uvicorn)" in message
+    assert 'pip install "hf-specdec[serving]"' in message
+
+
+def test_a_prefix_that_is_no_name():
+    message = refused("some/target", "--spec-model", "x", "--metrics-prefix", "my-server")
+    assert "--metrics-prefix 'my-server' must consist of letters" in message
+
+
+def test_more_positions_than_there_are(pair_folders: tuple[Path, Path]):
+    target, drafter = map(str, pair_folders)
+    message = refused(target, "--spec-model", drafter, "--max-model-len", "257")
+    assert "--max-model-len 257: the model has 256 positions" in message
+
+
+@pytest.mark.parametrize("drafter", ["no/such/folder", "target"])
+def test_a_drafter_that_isnt_one(drafter: str, pair_folders: tuple[Path, Path]):
+    target = str(pair_folders[0])
+    message = refused(target, "--spec-model", target + "-" if drafter != "target" else target)
+    assert "speculative_config" in message
