@@ -86,8 +86,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # These may import all units but the ones named.
 MAY_NOT_IMPORT: dict[str, set[str]] = {
-    "__init__": {"cli", "training"},
-    "training": {"cli"},
+    "__init__": {"cli", "serving", "training"},
+    "training": {"cli", "serving"},
     "cli": set(),
     "__main__": set(),
 }

@@ -61,12 +61,15 @@ def build_application(
     counts.num_waiting = lambda: engine.num_waiting
     counts.num_running = lambda: engine.num_running
     arguments = (served, engine, chat_template_kwargs)
+    # Named there by transformers' classes; what it calls is handle_request and list_models.
+    models: Any = served
+    chat: Any = ChatHandler(*arguments)
+    completions: Any = CompletionHandler(*arguments)
     nobody: Any = None
-    model_manager: Any = served
     app = build_server(
-        model_manager,
-        chat_handler=_as_any(ChatHandler(*arguments)),
-        completion_handler=_as_any(CompletionHandler(*arguments)),
+        models,
+        chat_handler=chat,
+        completion_handler=completions,
         response_handler=ResponsesHandler(*arguments),
         transcription_handler=nobody,
         systemone_handler=nobody,
@@ -79,11 +82,6 @@ def build_application(
     gate = Gate(app, counts.request_refused)
     _add_routes(app, served, engine, counts, gate)
     return Application(gate, engine, counts)
-
-
-def _as_any(handler: Any) -> Any:
-    """build_server names transformers' classes, of which it uses ``handle_request``."""
-    return handler
 
 
 def _add_routes(

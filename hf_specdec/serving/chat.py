@@ -84,15 +84,12 @@ class ChatHandler(SpeculativeHandler):
                 made.append(choice(index, {}, _finish_reason(row, num_tool_calls[index] > 0)))
             return made
 
-        try:
-            for index in range(len(job.rows)):
-                first = choice(index, {"role": "assistant", "content": ""})
-                yield self.chunk_to_sse(json.dumps({**head, "choices": [first]}))
-            counts = functools.partial(usage.of_completion, prompt_tokens, job.rows)
-            async for data in chunks(job, head, request.stream_options, counts, choices):
-                yield self.chunk_to_sse(data)
-        finally:
-            job.cancel()
+        for index in range(len(job.rows)):
+            first = choice(index, {"role": "assistant", "content": ""})
+            yield self.chunk_to_sse(json.dumps({**head, "choices": [first]}))
+        counts = functools.partial(usage.of_completion, prompt_tokens, job.rows)
+        async for data in chunks(job, head, request.stream_options, counts, choices):
+            yield self.chunk_to_sse(data)
 
 
 def _finish_reason(row: Row, has_tool_calls: bool) -> str | None:

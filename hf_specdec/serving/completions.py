@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from hf_specdec.serving import usage
-from hf_specdec.serving.handler import Job, RowRequest, SpeculativeHandler
+from hf_specdec.serving.handler import RowRequest, SpeculativeHandler
 from hf_specdec.serving.request_models import CompletionRequest, parse
 from hf_specdec.serving.rows import Row, Update
 from hf_specdec.serving.stream import chunks
@@ -48,7 +47,8 @@ class CompletionHandler(SpeculativeHandler):
         counts = functools.partial(usage.of_completion, sum(map(len, prompts)), job.rows)
         if request.stream:
             data = chunks(job, head, request.stream_options, counts, _choices)
-            return StreamingResponse(self._stream(job, data), media_type="text/event-stream")
+            events = (self.chunk_to_sse(item) async for item in data)
+            return StreamingResponse(events, media_type="text/event-stream")
         answers = await job.answers()
         choices = [
             _choice(index, answer.content, row.finish_reason)
@@ -65,13 +65,6 @@ class CompletionHandler(SpeculativeHandler):
         for ids in encoded or [[]]:
             self.served.check_prompt(ids, "prompt")
         return encoded
-
-    async def _stream(self, job: Job, data: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-        try:
-            async for item in data:
-                yield self.chunk_to_sse(item)
-        finally:
-            job.cancel()
 
 
 def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """The gate in front of the application: who comes in, who is still inside, who has left.
 
-Plain ASGI. A client that hangs up has its request's task cancelled, streaming or not, which cancels
-the rows it was waiting for. While the server is stopping, nobody new comes in.
+Plain ASGI. A client that hangs up has its request's task cancelled, streaming or not, and whatever
+was begun for it is told (`when_done`). While the server is stopping, nobody new comes in.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextvars import ContextVar
 from typing import Any
 
 from hf_specdec.serving.api_errors import ApiError
@@ -17,6 +18,18 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 _GENERATES = "/v1/"
+_callbacks: ContextVar[list[Callable[[], None]] | None] = ContextVar("callbacks", default=None)
+
+
+def when_done(callback: Callable[[], None]) -> None:
+    """Call back when the request that is being answered is done with, however it ends.
+
+    For what a request begins and must not leave behind; a stream that is never read has no end of
+    its own. Outside of a `Gate` nothing is called.
+    """
+    callbacks = _callbacks.get()
+    if callbacks is not None:
+        callbacks.append(callback)
 
 
 class Gate:
@@ -73,6 +86,9 @@ class Gate:
                 is_answered = True
             await send(message)
 
+        callbacks: list[Callable[[], None]] = []
+        # The tasks that this one starts inherit it.
+        _callbacks.set(callbacks)
         listener = asyncio.ensure_future(listen())
         work = asyncio.ensure_future(self._app(scope, messages.get, watched_send))
         try:
@@ -89,3 +105,5 @@ class Gate:
             listener.cancel()
             if not work.done():
                 work.cancel()
+            for callback in callbacks:
+                callback()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers.cli.serving.utils import (
 
 from hf_specdec.serving.api_errors import ApiError
 from hf_specdec.serving.engine import Engine, QueueFullError
+from hf_specdec.serving.gate import when_done
 from hf_specdec.serving.request_models import GenerationFields
 from hf_specdec.serving.row_text import RowText
 from hf_specdec.serving.rows import Row, Update
@@ -100,6 +102,7 @@ class Job:
         """
         try:
             self._engine.submit(self.rows)
+            when_done(self.cancel)
         except QueueFullError as error:
             raise ApiError(
                 503, f"The server is busy: {error}", code="queue_full", headers={"Retry-After": "1"}
@@ -110,7 +113,7 @@ class Job:
         for row in self.rows:
             row.cancelled = True
 
-    async def updates(self) -> AsyncIterator[tuple[int, Update]]:
+    async def updates(self) -> AsyncGenerator[tuple[int, Update], None]:
         """Every update, with the index of its row; leaving early cancels the rows.
 
         Raises:
@@ -134,13 +137,9 @@ class Job:
     async def answers(self) -> list[Answer]:
         """Wait for all rows."""
         answers = [Answer() for _ in self.rows]
-        # Closed at once when this task is cancelled, not when it is collected.
-        updates = self.updates()
-        try:
+        async with aclosing(self.updates()) as updates:
             async for index, update in updates:
                 answers[index].add(update.pieces)
-        finally:
-            await updates.aclose()  # type: ignore[attr-defined]
         return answers
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import HTTPException
@@ -58,8 +59,10 @@ class ResponsesHandler(SpeculativeHandler, ResponseHandler):
             events = self._stream(job, head, request_id, len(prompt_ids))
             return StreamingResponse(events, media_type="text/event-stream")
         items = ResponseItems(request_id)
-        for piece in await _pieces(job):
-            items.add(piece)
+        async with aclosing(job.updates()) as updates:
+            async for _, update in updates:
+                for piece in update.pieces:
+                    items.add(piece)
         items.finish()
         return JSONResponse({**head, **_result(job.rows, items, len(prompt_ids))})
 
@@ -93,12 +96,11 @@ class ResponsesHandler(SpeculativeHandler, ResponseHandler):
             return f"event: {kind}\n{self.chunk_to_sse(data)}"
 
         items = ResponseItems(request_id)
-        updates = job.updates()
         try:
             for status in ("created", "in_progress"):
                 response = {**head, "status": "in_progress", "output": [], "usage": None}
                 yield event(f"response.{status}", {"response": response})
-            async for _, update in updates:
+            async for _, update in job.updates():
                 for piece in update.pieces:
                     for made in items.add(piece):
                         yield event(*made)
@@ -110,20 +112,6 @@ class ResponsesHandler(SpeculativeHandler, ResponseHandler):
             failure = {"code": "server_error", "message": error.message}
             response = {**head, "status": "failed", "output": [], "error": failure, "usage": None}
             yield event("response.failed", {"response": response})
-        finally:
-            await updates.aclose()  # type: ignore[attr-defined]
-            job.cancel()
-
-
-async def _pieces(job: Job) -> list[Any]:
-    pieces: list[Any] = []
-    updates = job.updates()
-    try:
-        async for _, update in updates:
-            pieces += update.pieces
-    finally:
-        await updates.aclose()  # type: ignore[attr-defined]
-    return pieces
 
 
 def _result(rows: list[Row], items: ResponseItems, prompt_tokens: int) -> dict[str, Any]:

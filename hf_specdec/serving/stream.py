@@ -11,8 +11,6 @@ from hf_specdec.serving.handler import Job
 from hf_specdec.serving.request_models import StreamOptions
 from hf_specdec.serving.rows import Row, Update
 
-DONE = "[DONE]"
-
 
 async def chunks(
     job: Job,
@@ -28,7 +26,7 @@ async def chunks(
     clients that read ``chunk.choices[0]`` of every chunk find one.
 
     Args:
-        job: has been submitted; it is cancelled when the stream is left.
+        job: has been submitted.
         head: what all chunks have.
         options: the request's.
         usage: makes the usage block, once all rows are finished.
@@ -37,9 +35,8 @@ async def chunks(
     """
     include = None if options is None else options.include_usage
     left = len(job.rows)
-    updates = job.updates()
     try:
-        async for index, update in updates:
+        async for index, update in job.updates():
             made = choices(index, update, job.rows[index])
             left -= update.is_last
             for position, choice in enumerate(made, start=1):
@@ -53,6 +50,4 @@ async def chunks(
             yield json.dumps({**head, "choices": [], "usage": usage()})
     except ApiError as error:
         yield json.dumps(error.body())
-    finally:
-        await updates.aclose()  # type: ignore[attr-defined]
-    yield DONE
+    yield "[DONE]"
