@@ -28,7 +28,6 @@ from hf_specdec.serving.sampling import Sampling
 from hf_specdec.serving.served_model import ServedModel
 
 _SEED_STEP = 0x9E3779B97F4A7C15
-_UNUSED_BY_TEMPLATES = ("tokenize", "return_dict", "return_tensors", "add_generation_prompt")
 
 
 @dataclass
@@ -208,13 +207,6 @@ class SpeculativeHandler(BaseHandler):
     ) -> list[int]:
         """Messages in OpenAI's format through the chat template."""
         kwargs = {**self.chat_template_kwargs, **(template_kwargs or {})}
-        for name in _UNUSED_BY_TEMPLATES:
-            if name in kwargs:
-                raise ApiError(
-                    400,
-                    f"chat_template_kwargs.{name} is set by the server. Leave it out",
-                    "chat_template_kwargs",
-                )
         try:
             inputs = self.get_processor_inputs_from_messages(messages, Modality.LLM)
         except (KeyError, TypeError, ValueError) as error:

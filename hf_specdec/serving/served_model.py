@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,8 +68,17 @@ class ServedModel:
         """A conversation through the tokenizer's chat template.
 
         Raises:
-            ApiError: 400, there is no template, or it refuses the messages.
+            ApiError: 400, there is no template, or it refuses the messages, or the keyword
+                arguments aren't for the template.
         """
+        # They would change what the tokenizer does, for other requests too.
+        parameters = inspect.signature(self.tokenizer.apply_chat_template).parameters
+        if own := sorted(name for name in template_kwargs if name in parameters):
+            raise ApiError(
+                400,
+                f"chat_template_kwargs has {own}, which the server sets itself. Leave it out",
+                "chat_template_kwargs",
+            )
         try:
             encoded = self.tokenizer.apply_chat_template(
                 messages,

@@ -232,6 +232,15 @@ class TestPrompts:
         answer = running.client.chat.completions.create(model=MODEL, messages=turns, temperature=0)
         assert contents(answer) == [running.greedy("s:be brief|u:hello|a:yes|u:go on|a:")]
 
+    def test_a_variable_of_the_template(self, running):
+        template = running.tokenizer.chat_template
+        running.tokenizer.chat_template = "{{ 'be brief|' if brief }}" + template
+        try:
+            answer = ask(running, "hello", extra_body={"chat_template_kwargs": {"brief": True}})
+        finally:
+            running.tokenizer.chat_template = template
+        assert contents(answer) == [running.greedy("be brief|u:hello|a:")]
+
     def test_no_special_token_is_added_twice(self, running):
         ids = running.tokenizer(running.chat_prompt(TEXTS[2]))["input_ids"]
         assert ask(running, TEXTS[2]).usage.prompt_tokens == len(ids)

@@ -61,6 +61,8 @@ def is_alive(running: Running) -> bool:
         ({"response_format": {"type": "json_object"}}, 400, "response_format", "not constrained"),
         ({"best_of": 2}, 400, "best_of", "Unknown argument: best_of"),
         ({"chat_template_kwargs": {"tokenize": False}}, 400, "chat_template_kwargs", "tokenize"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, 400, "chat_template", "chat_template"),
+        ({"chat_template_kwargs": {"truncation": True}}, 400, "chat_template_kwargs", "truncation"),
         ({"messages": [{"role": "user", "content": "x" * 300}]}, 400, "messages", "305 tokens"),
     ],
     ids=lambda value: str(value)[:40],
