@@ -1,47 +1,15 @@
 """Batches whose rows are streamed and stopped each for itself."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from row_watchers import Collect, Limits
 from tiny_models import EOS, PAD, ScriptedDrafter, row_by_row, sometimes_wrong
 from transformers.generation import StoppingCriteriaList
 
-from hf_specdec import RowStep, RowStoppingCriteria, RowStreamer, SpeculationStats
+from hf_specdec import SpeculationStats
 
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 24}
-
-
-class Collect(RowStreamer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps: list[list[RowStep]] = []
-        self.ended = False
-
-    def put_rows(self, steps: list[RowStep]) -> None:
-        self.steps.append(steps)
-
-    def end(self) -> None:
-        self.ended = True
-
-    def of_row(self, row: int) -> list[RowStep]:
-        return [step for steps in self.steps for step in steps if step.row == row]
-
-    def text(self, row: int) -> list[int]:
-        return [token for step in self.of_row(row) for token in step.token_ids]
-
-
-class Limits(RowStoppingCriteria):
-    """Row b emits ``limits[b]`` tokens; remembers what it was shown."""
-
-    def __init__(self, limits: list[int]) -> None:
-        self.limits = limits
-        self.seen: list[list[int]] = [[] for _ in limits]
-
-    def first_stop(self, row: int, token_ids: Sequence[int]) -> int | None:
-        left = self.limits[row] - len(self.seen[row])
-        self.seen[row] += token_ids
-        return left if len(token_ids) >= left else None
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
