@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import re
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +63,28 @@ def _check(settings: ServeSettings) -> None:
     if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", settings.metrics_prefix):
         raise ValueError(
             f"--metrics-prefix {settings.metrics_prefix!r} must consist of letters, digits and _"
+        )
+    _check_address(settings.host, settings.port)
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raise ValueError for an address that can't be listened at, before models are loaded."""
+    works, failure = False, OSError(errno.EADDRNOTAVAIL, "no such address")
+    try:
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        places, failure = [], error
+    for family, _, _, _, address in places:
+        try:
+            socket.create_server(address[:2], family=family).close()
+            works = True
+        except OSError as error:
+            failure = error
+    # A name may have an address of a family that this machine doesn't use, but not a taken one.
+    if not works or failure.errno == errno.EADDRINUSE:
+        raise ValueError(
+            f"--host {host} --port {port}: can't listen there ({failure.strerror}). Name an "
+            "address of this machine and a free port; --port 0 takes one"
         )
 
 

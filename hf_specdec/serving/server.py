@@ -36,7 +36,7 @@ class SpeculationServer(uvicorn.Server):
     def __init__(
         self,
         application: Application,
-        host: str = "localhost",
+        host: str = "127.0.0.1",
         port: int = 8000,
         shutdown_timeout: float = 60.0,
         log_level: str = "info",
@@ -55,10 +55,9 @@ class SpeculationServer(uvicorn.Server):
         self._give_up_at: float | None = None
 
     async def startup(self, sockets: Any = None) -> None:
-        """Listen, and start the engine."""
+        """Start the engine, and listen."""
+        self._application.engine.start()
         await super().startup(sockets)
-        if not self.should_exit:
-            self._application.engine.start()
 
     async def shutdown(self, sockets: Any = None) -> None:
         """Stop the engine, and listening."""

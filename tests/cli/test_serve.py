@@ -1,6 +1,7 @@
 """`hf-specdec serve`: what is refused before a model is loaded. What it serves: tests/serving."""
 
 import importlib.util
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ def test_packages_that_are_missing(monkeypatch):
 def test_a_prefix_that_is_no_name():
     message = refused("some/target", "--spec-model", "x", "--metrics-prefix", "my-server")
     assert "--metrics-prefix 'my-server' must consist of letters" in message
+
+
+def test_an_address_that_is_taken_or_not_there():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        message = refused("x", "--spec-model", "y", "--host", "127.0.0.1", "--port", port)
+        assert f"--host 127.0.0.1 --port {port}: can't listen there" in message
+    for host in ("192.0.2.1", "no.such.host.invalid"):
+        message = refused("x", "--spec-model", "y", "--host", host)
+        assert f"--host {host} --port 8000: can't listen there" in message
 
 
 def test_more_positions_than_there_are(pair_folders: tuple[Path, Path]):

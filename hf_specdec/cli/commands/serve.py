@@ -26,7 +26,7 @@ def serve(
     spec_tokens: SpecTokens = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
-    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen at.")] = "localhost",
+    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(metavar="PORT", min=0, max=65535, help="Port; 0: a free one.")
     ] = 8000,
