@@ -33,6 +33,7 @@ SETTINGS = ServeSettings(
     batch_wait=0.02,
     max_waiting=64,
     concurrent_batches=1,
+    chat_template_kwargs={"terse": "no"},
     shutdown_timeout=30.0,
     metrics_prefix="hf_specdec",
     enable_cors=False,

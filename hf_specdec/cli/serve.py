@@ -28,6 +28,7 @@ class ServeSettings:
     batch_wait: float
     max_waiting: int
     concurrent_batches: int
+    chat_template_kwargs: dict[str, Any]
     shutdown_timeout: float
     metrics_prefix: str
     enable_cors: bool
@@ -91,6 +92,9 @@ def _check_address(host: str, port: int) -> None:
 def make_server(target: Any, tokenizer: Any, settings: ServeSettings) -> Any:
     """A `SpeculationServer` for a loaded target, to be run.
 
+    Raises:
+        ValueError: a setting that doesn't fit the model or its tokenizer.
+
     Args:
         target: with its drafter attached.
         tokenizer: of the target.
@@ -105,6 +109,8 @@ def make_server(target: Any, tokenizer: Any, settings: ServeSettings) -> Any:
     served = ServedModel(
         target, tokenizer, settings.served_model_name, positions, settings.default_max_tokens
     )
+    if own := served.own_template_kwargs(settings.chat_template_kwargs):
+        raise ValueError(f"--chat-template-kwargs has {own}, which the server sets itself")
     limits = BatchingLimits(
         settings.max_batch_size,
         settings.batch_wait,
@@ -113,7 +119,11 @@ def make_server(target: Any, tokenizer: Any, settings: ServeSettings) -> Any:
         settings.concurrent_batches,
     )
     application = build_application(
-        served, limits, settings.metrics_prefix, enable_cors=settings.enable_cors
+        served,
+        limits,
+        settings.metrics_prefix,
+        settings.enable_cors,
+        settings.chat_template_kwargs,
     )
     return SpeculationServer(
         application, settings.host, settings.port, settings.shutdown_timeout, settings.log_level

@@ -59,6 +59,14 @@ class ServedModel:
         """A prompt without a template, with the tokenizer's own special tokens."""
         return self.tokenizer(text)["input_ids"]
 
+    def own_template_kwargs(self, template_kwargs: dict[str, Any]) -> list[str]:
+        """Names that are no variables of a template, but arguments of ``apply_chat_template``.
+
+        They would change what the tokenizer does, for other requests too.
+        """
+        parameters = inspect.signature(self.tokenizer.apply_chat_template).parameters
+        return sorted(name for name in template_kwargs if name in parameters)
+
     def encode_chat(
         self,
         messages: list[dict[str, Any]],
@@ -71,9 +79,7 @@ class ServedModel:
             ApiError: 400, there is no template, or it refuses the messages, or the keyword
                 arguments aren't for the template.
         """
-        # They would change what the tokenizer does, for other requests too.
-        parameters = inspect.signature(self.tokenizer.apply_chat_template).parameters
-        if own := sorted(name for name in template_kwargs if name in parameters):
+        if own := self.own_template_kwargs(template_kwargs):
             raise ApiError(
                 400,
                 f"chat_template_kwargs has {own}, which the server sets itself. Leave it out",

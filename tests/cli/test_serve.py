@@ -49,6 +49,21 @@ def test_an_address_that_is_taken_or_not_there():
         assert f"--host {host} --port 8000: can't listen there" in message
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "5"])
+def test_template_kwargs_that_are_no_object(text: str):
+    arguments = ["serve", "x", "--spec-model", "y", "--chat-template-kwargs", text]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and "JSON" in result.output
+
+
+def test_template_kwargs_that_are_the_servers(pair_folders: tuple[Path, Path]):
+    target, drafter = map(str, pair_folders)
+    message = refused(
+        target, "--spec-model", drafter, "--chat-template-kwargs", '{"tokenize": true}'
+    )
+    assert "--chat-template-kwargs has ['tokenize'], which the server sets itself" in message
+
+
 def test_more_positions_than_there_are(pair_folders: tuple[Path, Path]):
     target, drafter = map(str, pair_folders)
     message = refused(target, "--spec-model", drafter, "--max-model-len", "257")

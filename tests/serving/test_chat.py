@@ -234,12 +234,15 @@ class TestPrompts:
 
     def test_a_variable_of_the_template(self, running):
         template = running.tokenizer.chat_template
-        running.tokenizer.chat_template = "{{ 'be brief|' if brief }}" + template
+        # The server's own default is no.
+        running.tokenizer.chat_template = "{{ terse }}|" + template
         try:
-            answer = ask(running, "hello", extra_body={"chat_template_kwargs": {"brief": True}})
+            answer = ask(running, "hello", extra_body={"chat_template_kwargs": {"terse": "so"}})
+            default = ask(running, "hello")
         finally:
             running.tokenizer.chat_template = template
-        assert contents(answer) == [running.greedy("be brief|u:hello|a:")]
+        assert contents(answer) == [running.greedy("so|u:hello|a:")]
+        assert contents(default) == [running.greedy("no|u:hello|a:")]
 
     def test_no_special_token_is_added_twice(self, running):
         ids = running.tokenizer(running.chat_prompt(TEXTS[2]))["input_ids"]
