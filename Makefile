@@ -60,5 +60,5 @@ $(VENV)/.installed-bench: $(VENV)/.installed-demo
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed-demo
-	$(VENV)/bin/pip install -e ".[demo,bench,train,dev]"
+	$(VENV)/bin/pip install -e ".[demo,bench,train,serving,dev]"
 	@touch $@

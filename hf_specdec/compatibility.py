@@ -12,6 +12,7 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 from hf_specdec import attention, lockstep
 from hf_specdec.drafters import Drafter
 from hf_specdec.outputs import OutputRequest
+from hf_specdec.streaming import RowStreamer
 from hf_specdec.target import attention_layers
 
 _ATTENTION_IMPLEMENTATIONS = ("eager", "sdpa", attention.NAME)
@@ -239,6 +240,15 @@ def check_processors(processors: LogitsProcessorList, num_rows: int) -> None:
             f"guidance_scale with a batch of {num_rows} doesn't combine with assistant_model: "
             "classifier-free guidance keeps one cache for rows that advance together. Generate one "
             "row at a time, or drop assistant_model."
+        )
+
+
+def check_streamer(streamer: Any, num_rows: int) -> None:
+    """Raise ValueError for a streamer that takes one row, and a batch of several."""
+    if streamer is not None and num_rows > 1 and not isinstance(streamer, RowStreamer):
+        raise ValueError(
+            f"streamer takes one row, but the batch has {num_rows} rows. Generate one row at a "
+            "time, or pass a hf_specdec.RowStreamer"
         )
 
 

@@ -19,6 +19,7 @@ from hf_specdec.processors import LogitsPipeline
 from hf_specdec.prompt import Prompt
 from hf_specdec.schedule import DraftLength
 from hf_specdec.stopping import StoppingRules
+from hf_specdec.streaming import RowStep, RowStreamer
 from hf_specdec.target import TargetOutput, TargetRunner
 from hf_specdec.verification import Verdict, choose_tokens, verify_match, verify_rejection
 
@@ -82,7 +83,7 @@ class SpeculativeDecoder:
         settings: see `DecodingSettings`.
         processors: transformers' logits processors for this call.
         criteria: transformers' stopping criteria for this call.
-        streamer: receives every step's tokens (one row only).
+        streamer: receives every step's tokens; of several rows only a `RowStreamer`.
         layer_windows: for each layer the window of its attention, or ``None``.
     """
 
@@ -273,7 +274,7 @@ class SpeculativeDecoder:
         num_new, finished = self._stopping.cut(tokens, num_emitted, self._lengths)
         # The one read of a step on the host.
         host = torch.stack([num_new, finished.long(), num_emitted]).cpu()
-        if self._stopping.asks_per_token:
+        if self._stopping.asks_rows:
             host = self._ask_criteria(host, scores)
             num_new = host[0].to(tokens.device)
         host_num_new, host_finished, host_num_emitted = host.tolist()
@@ -286,7 +287,7 @@ class SpeculativeDecoder:
             first = [length - self._prompt_length for length in self._host_lengths]
             self._collector.record(self._host_rows, first, host_num_new, output, scores)
         if self._streamer is not None:
-            self._streamer.put(tokens[0, : host_num_new[0]].cpu())
+            self._stream(tokens, host_num_new, host_finished, accepted, num_draft_tokens)
 
         if self._target.advances_together:
             # Only rows that end here can keep fewer, and those leave.
@@ -307,6 +308,29 @@ class SpeculativeDecoder:
         self._host_lengths = [a + b for a, b in zip(self._host_lengths, host_num_new, strict=True)]
         if any(host_finished):
             self._drop([not f for f in host_finished])
+
+    def _stream(
+        self,
+        tokens: torch.Tensor,
+        num_new: list[int],
+        finished: list[int],
+        accepted: torch.Tensor,
+        num_draft_tokens: int,
+    ) -> None:
+        """Hand the streamer what `_emit` has settled."""
+        assert self._streamer is not None
+        if not isinstance(self._streamer, RowStreamer):
+            self._streamer.put(tokens[0, : num_new[0]].cpu())
+            return
+        token_ids = tokens.tolist()
+        self._streamer.put_rows(
+            [
+                RowStep(row, token_ids[i][: num_new[i]], num_draft_tokens, count, bool(finished[i]))
+                for i, (row, count) in enumerate(
+                    zip(self._host_rows, accepted.tolist(), strict=True)
+                )
+            ]
+        )
 
     def _prompt_step(self, hidden_states: torch.Tensor) -> VerifiedStep:
         """What a drafter that reads the prompt observes first: the tokens that were run."""

@@ -233,8 +233,7 @@ def _decode(
     compatibility.check_inputs(input_ids, model_kwargs.get("attention_mask"), model_kwargs)
     compatibility.check_chunks(generation_config.prefill_chunk_size, model_kwargs)
     compatibility.check_processors(logits_processor, num_rows)
-    if streamer is not None and num_rows > 1:
-        raise ValueError(f"streamer takes one row, but the batch has {num_rows} rows")
+    compatibility.check_streamer(streamer, num_rows)
     prompt = _prompt(input_ids, generation_config, model_kwargs, device)
     cache = model_kwargs.get("cache")
     is_given = getattr(cache, "_is_user_defined", False)

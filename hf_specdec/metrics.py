@@ -43,6 +43,21 @@ class SpeculationStats:
     num_new_tokens: int = 0
     rows: list[SpeculationStats] = field(default_factory=list, repr=False)
 
+    @classmethod
+    def of_step(
+        cls, num_new_tokens: int, num_draft_tokens: int, num_accepted_tokens: int
+    ) -> SpeculationStats:
+        """What one step did for one row (see `streaming.RowStep`)."""
+        positions = range(num_draft_tokens)
+        return cls(
+            num_drafts=int(num_draft_tokens > 0),
+            num_draft_tokens=num_draft_tokens,
+            num_accepted_tokens=num_accepted_tokens,
+            accepted_per_position=[int(num_accepted_tokens > k) for k in positions],
+            num_target_forwards=1,
+            num_new_tokens=num_new_tokens,
+        )
+
     @property
     def acceptance_rate(self) -> float:
         """Share of the draft tokens that were accepted (0 without drafts)."""

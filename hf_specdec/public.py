@@ -12,6 +12,8 @@ from hf_specdec.metrics import SpeculationStats, SpeculationTotals
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
 from hf_specdec.packing import pack_weights, unpack_weights
 from hf_specdec.registry import mtp_network, register
+from hf_specdec.stopping import RowStoppingCriteria
+from hf_specdec.streaming import RowStep, RowStreamer
 
 register()
 enable()
@@ -21,6 +23,9 @@ __all__ = [
     "Drafter",
     "MLPSpeculatorConfig",
     "MLPSpeculatorPreTrainedModel",
+    "RowStep",
+    "RowStoppingCriteria",
+    "RowStreamer",
     "SpeculationStats",
     "SpeculationTotals",
     "SpeculativeConfig",

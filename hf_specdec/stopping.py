@@ -3,16 +3,52 @@
 End-of-sequence ids and the length limit are decided on the device for all rows together. Any other
 criterion (time, stop strings, the user's own) is asked token by token, about the prefix it would
 have seen. It is asked once for every row, so it must depend on its arguments (or on something
-outside, such as a clock), not on how often it was called.
+outside, such as a clock), not on how often it was called. A `RowStoppingCriteria` is asked once a
+step for each row, about all of its new tokens.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import StoppingCriteriaList
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    StoppingCriteria,
+)
+
+
+class RowStoppingCriteria(StoppingCriteria):
+    """Stops each row of a batch by a rule of its own; may keep a state for every row.
+
+    For ``generate`` with a drafter; transformers' own loops can't ask it, so there it raises.
+    """
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        """Raise RuntimeError: only transformers' own loops ask about a whole batch."""
+        raise RuntimeError(
+            f"{type(self).__name__} is a RowStoppingCriteria, which transformers' own loops can't "
+            "ask. Call generate() with assistant_model, or on a model with an attached drafter; "
+            "num_assistant_tokens=0 decodes there without drafts"
+        )
+
+    @abstractmethod
+    def first_stop(self, row: int, token_ids: Sequence[int]) -> int | None:
+        """Say where a row ends; called exactly once for every token that a row may emit.
+
+        Args:
+            row: index of the row in the whole batch.
+            token_ids: the tokens about to be emitted, at least one, an end-of-sequence id
+                included.
+
+        Returns:
+            How many of them the row emits before it is finished (at least 1), or ``None`` if it
+            goes on.
+        """
 
 
 class StoppingRules:
@@ -35,14 +71,16 @@ class StoppingRules:
         self.max_length = max_length
         self._num_rows = num_rows
         self._eos_token_ids = eos_token_ids
+        self._of_rows = [c for c in criteria if isinstance(c, RowStoppingCriteria)]
+        known = (EosTokenCriteria, MaxLengthCriteria)
         self._others = StoppingCriteriaList(
-            c for c in criteria if type(c) not in (EosTokenCriteria, MaxLengthCriteria)
+            c for c in criteria if type(c) not in known and c not in self._of_rows
         )
 
     @property
-    def asks_per_token(self) -> bool:
+    def asks_rows(self) -> bool:
         """Whether `first_stop` has anything to ask."""
-        return len(self._others) > 0
+        return len(self._others) + len(self._of_rows) > 0
 
     def cut(
         self, tokens: torch.Tensor, num_tokens: torch.Tensor, lengths: torch.Tensor
@@ -89,6 +127,26 @@ class StoppingRules:
         Returns:
             How many of the new tokens are emitted when a criterion stops the row, else ``None``.
         """
+        stop = self._first_stop_of_others(row, sequence, start, scores)
+        if self._of_rows:
+            token_ids = sequence[start : None if stop is None else start + stop].tolist()
+            for criterion in self._of_rows:
+                earlier = criterion.first_stop(row, token_ids)
+                if earlier is not None:
+                    stop = earlier
+                    token_ids = token_ids[:stop]
+        return stop
+
+    def _first_stop_of_others(
+        self,
+        row: int,
+        sequence: torch.Tensor,
+        start: int,
+        scores: tuple[torch.Tensor, ...] | None,
+    ) -> int | None:
+        """Like `first_stop`, of the criteria that are asked after each token."""
+        if not self._others:
+            return None
         num_before = 0 if scores is None else len(scores) - (sequence.shape[0] - start)
         for end in range(start + 1, sequence.shape[0] + 1):
             seen: Any = None

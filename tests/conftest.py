@@ -12,8 +12,9 @@ try:
 except ModuleNotFoundError:  # the tests of the architecture run without it
     torch = None  # type: ignore[assignment]
 
-# Fixtures: tiny targets, speculators, pairs on disk, corpora, and drafters of known quality.
-pytest_plugins = ["tiny_models", "tiny_corpora", "tiny_pairs"] if torch is not None else []
+# Fixtures: tiny targets, speculators, pairs on disk, corpora, servers, drafters of known quality.
+_PLUGINS = ["tiny_models", "tiny_corpora", "tiny_pairs", "serving_server"]
+pytest_plugins = _PLUGINS if torch is not None else []
 
 SEED = 0
 

@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics": set(),
     "processors": set(),
     "stopping": set(),
+    "streaming": set(),
     "modeling": set(),
     "attention": set(),
     "packing": set(),
@@ -52,15 +53,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config",
         "processors",
         "stopping",
+        "streaming",
         "target",
         "drafting",
         "outputs",
         "prompt",
         "schedule",
     },
-    "compatibility": {"attention", "drafters", "lockstep", "outputs", "target"},
     "auto_length": {"schedule"},
     "call_options": {"auto_length", "compatibility", "config", "drafters", "schedule"},
+    "compatibility": {"attention", "drafters", "lockstep", "outputs", "streaming", "target"},
     "integration": {
         "call_options",
         "decoding",
@@ -105,12 +107,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "packing",
         "publishing",
         "registry",
+        "stopping",
+        "streaming",
     },
+    "serving": {"metrics", "stopping", "streaming"},
 }
 # These may import all units but the ones named.
 MAY_NOT_IMPORT: dict[str, set[str]] = {
-    "__init__": {"cli", "training"},
-    "training": {"cli"},
+    "__init__": {"cli", "serving", "training"},
+    "training": {"cli", "serving"},
     "cli": set(),
     "__main__": set(),
 }

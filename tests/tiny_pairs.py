@@ -36,6 +36,19 @@ def make_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
     return fast
 
 
+def random_speculator(target: Any) -> MLPSpeculatorPreTrainedModel:
+    """A speculator for a tiny target, without training."""
+    config = MLPSpeculatorConfig(
+        vocab_size=target.config.vocab_size,
+        emb_dim=target.config.hidden_size,
+        inner_dim=24,
+        n_predict=3,
+        top_k_tokens_per_head=[2] * 3,
+        n_candidates=2,
+    )
+    return MLPSpeculatorPreTrainedModel(config).eval()
+
+
 @pytest.fixture(scope="session")
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer without a chat template."""
@@ -49,13 +62,5 @@ def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     target: Any = _target("llama")
     target.save_pretrained(folder / "target")
     make_tokenizer().save_pretrained(folder / "target")
-    config = MLPSpeculatorConfig(
-        vocab_size=target.config.vocab_size,
-        emb_dim=target.config.hidden_size,
-        inner_dim=24,
-        n_predict=3,
-        top_k_tokens_per_head=[2] * 3,
-        n_candidates=2,
-    )
-    MLPSpeculatorPreTrainedModel(config).save_pretrained(folder / "drafter")
+    random_speculator(target).save_pretrained(folder / "drafter")
     return folder / "target", folder / "drafter"

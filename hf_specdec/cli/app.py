@@ -17,6 +17,7 @@ from hf_specdec.cli.commands.doctor import doctor
 from hf_specdec.cli.commands.generate import generate
 from hf_specdec.cli.commands.inspect import inspect
 from hf_specdec.cli.commands.publish import publish
+from hf_specdec.cli.commands.serve import serve
 from hf_specdec.cli.demo_pair import DemoPairUnavailableError
 from hf_specdec.cli.list_options import ListOptionsCommand
 from hf_specdec.startup import complete_package
@@ -97,6 +98,7 @@ app.command()(publish)
 app.command(cls=ListOptionsCommand)(bench)
 app.command()(generate)
 app.command()(inspect)
+app.command()(serve)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from row_watchers import Collect, Limits
 from tiny_models import (
     EOS,
     PAD,
@@ -27,6 +28,7 @@ from transformers import (
     NemotronHConfig,
     Qwen3NextConfig,
 )
+from transformers.generation import StoppingCriteriaList
 from transformers.models.qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig
 
@@ -166,6 +168,22 @@ class TestEveryFamily:
             assistant_model=ScriptedDrafter(expected, sometimes_wrong, 3),
         )
         assert new_tokens(result, inputs, [len(r) for r in expected]) == expected
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_next"])
+def test_rows_are_streamed_and_end_at_limits_of_their_own(family, prompts):
+    target, inputs, limits = hybrid(family), prompts(3), [4, NEW, 11]
+    texts = row_by_row(target, inputs, **GREEDY)
+    streamer = Collect()
+    target.generate(
+        **inputs,
+        **GREEDY,
+        assistant_model=ScriptedDrafter(texts, sometimes_wrong, 3),
+        stopping_criteria=StoppingCriteriaList([Limits(limits)]),
+        streamer=streamer,
+    )
+    for row, limit in enumerate(limits):
+        assert streamer.text(row) == texts[row][:limit]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
