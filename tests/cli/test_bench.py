@@ -12,8 +12,10 @@ import torch
 from typer.testing import CliRunner, Result
 
 from hf_specdec import decoding
+from hf_specdec.benchmarking.calls import Calls
 from hf_specdec.cli.app import app
 from hf_specdec.cli.list_options import repeat_names
+from hf_specdec.packing import PackedLinear
 from hf_specdec.verification import Verdict
 
 Folders = tuple[Path, Path]
@@ -57,6 +59,33 @@ def test_sweep_is_shown_written_and_drawn(pair, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert result.output.count("maths") == 3 * 4  # each row in three tables
     assert f"torch {torch.__version__}" in one_line(result.output)
+
+
+def test_plain_runs_keep_their_weights_as_they_were(pair, tmp_path, monkeypatch) -> None:
+    numbers, packed_calls = tmp_path / "bench.json", []
+    forward, plain = PackedLinear.forward, Calls.plain
+
+    def count(*args):
+        packed_calls.append(1)
+        return forward(*args)
+
+    def watched(self, *args):
+        before = len(packed_calls)
+        sequences = plain(self, *args)
+        assert len(packed_calls) == before
+        return sequences
+
+    monkeypatch.setattr(PackedLinear, "forward", count)
+    monkeypatch.setattr(Calls, "plain", watched)
+    result = bench(
+        *pair, *QUICK, "--set", "chat", "--k", 0, 2, "auto", "--pack-weights", "--json", numbers,
+        "--plot", tmp_path / "bench.png",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert packed_calls
+    content = json.loads(numbers.read_text())
+    assert [row["k"] for row in content["rows"]] == [0, 2, "auto"]
+    assert content["settings"]["pack_weights"] == "in speculative runs"
 
 
 def test_own_prompts_the_drafters_k_and_markdown(pair, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY, DemoPair
 from hf_specdec.cli.options import DEMO, PairSettings, pair_settings
 from hf_specdec.cli.pairs import choose_device, load_pair
 from hf_specdec.config import SpeculativeConfig
+from hf_specdec.integration import ATTACHED
+from hf_specdec.packing import PackedLinear
 
 
 def test_json_and_shortcuts_make_one_config() -> None:
@@ -120,6 +122,17 @@ def test_a_pair_is_loaded_and_attached(pair_folders: tuple[Path, Path]) -> None:
     assert hf_specdec.speculation_totals(pair.target).snapshot().num_new_tokens == 16
     with pytest.raises(ValueError, match="nothing is attached to this LlamaForCausalLM"):
         hf_specdec.speculation_totals(plain.target)
+
+
+def test_both_models_of_a_pair_are_packed(pair_folders: tuple[Path, Path]) -> None:
+    target, drafter = map(str, pair_folders)
+    pair = load_pair(pair_settings(target, spec_model=drafter, pack_weights=True))
+    for model in (pair.target, pair.target.__dict__[ATTACHED].assistant):
+        linear = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+        assert linear
+        assert {type(layer) for layer in linear} == {PackedLinear}
+    with pytest.raises(ValueError, match="--pack-weights: model has .*bfloat16 and float32"):
+        load_pair(pair_settings(target, dtype="float16", pack_weights=True))
 
 
 def test_the_demo_pair_is_loaded_once(

@@ -8,6 +8,7 @@ import typer
 from hf_specdec.cli.options import (
     Device,
     Dtype,
+    PackWeights,
     SpecMethod,
     SpecModel,
     SpecTokens,
@@ -68,6 +69,7 @@ def serve(
     spec_tokens: SpecTokens = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    pack_weights: PackWeights = False,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     served_model_name: ServedName = None,
@@ -92,7 +94,14 @@ def serve(
       hf-specdec serve TARGET --spec-method mtp --spec-tokens 1 --max-batch-size 8
     """
     pair = pair_settings(
-        target, speculative_config, spec_method, spec_model, spec_tokens, dtype, device
+        target,
+        speculative_config,
+        spec_method,
+        spec_model,
+        spec_tokens,
+        dtype,
+        device,
+        pack_weights,
     )
     template_kwargs = _json_object(chat_template_kwargs)
     from hf_specdec.cli.serve import ServeSettings, run_serve
