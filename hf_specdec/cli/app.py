@@ -10,6 +10,7 @@ import typer
 from hf_specdec._version import __version__
 from hf_specdec.cli.commands.demo import demo
 from hf_specdec.cli.commands.doctor import doctor
+from hf_specdec.cli.commands.train import train
 
 app = typer.Typer(
     name="hf-specdec",
@@ -39,6 +40,7 @@ def _options(
 
 app.command()(demo)
 app.command()(doctor)
+app.command()(train)
 
 
 def main() -> None:

@@ -12,12 +12,12 @@ training reads hidden states from disk. ``examples/train_smollm2_drafter.py`` an
 ``examples/train_smollm2_mtp.py`` are whole recipes.
 """
 
-from hf_specdec.training.corpus import Corpus, CorpusMetadata, CorpusWriter, Document
+from hf_specdec.training.corpus import Corpus, CorpusWriter, Document
+from hf_specdec.training.corpus_metadata import CorpusMetadata
 from hf_specdec.training.draft_vocabulary import choose_draft_token_ids, count_tokens, coverage
 from hf_specdec.training.evaluation import Acceptance, HeldOutPositions
 from hf_specdec.training.ground_truth import extract_ground_truth, tokenize_dataset
 from hf_specdec.training.initialization import initialize_from_target, new_speculator
-from hf_specdec.training.loop import TrainingResult
 from hf_specdec.training.mtp_trainer import MTPTrainer
 from hf_specdec.training.scripts import (
     ChatScripts,
@@ -29,6 +29,7 @@ from hf_specdec.training.scripts import (
 )
 from hf_specdec.training.self_generation import generate_corpus
 from hf_specdec.training.settings import StageSettings, TrainingSettings, preset
+from hf_specdec.training.stages import TrainingResult
 from hf_specdec.training.trainer import Trainer, save_speculator
 
 __all__ = [

@@ -20,22 +20,23 @@ Boundary: files and tensors. What is generated, and what is trained on it, is de
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedModel
 
-FORMAT_VERSION = 1
-_METADATA_FILE = "metadata.json"
+from hf_specdec.training.corpus_metadata import (
+    METADATA_FILE,
+    CorpusMetadata,
+    check_same_metadata,
+)
+
 _SHARDS = "part-*.safetensors"
 _DTYPES = {
     "tokens": torch.int32,
@@ -44,78 +45,6 @@ _DTYPES = {
     "top_ids": torch.int32,
     "top_logprobs": torch.bfloat16,
 }
-
-
-@dataclass(frozen=True)
-class CorpusMetadata:
-    """What a corpus was made from. A corpus is only ever continued under the same metadata.
-
-    Attributes:
-        target: name or path of the target model.
-        hidden_size: d.
-        vocab_size: V, the number of logits of the target.
-        top_k: k, tokens kept per position.
-        source: ``"ground_truth"`` or ``"self_generated"``.
-        settings: everything else that decides the content (seed, temperatures, lengths ...).
-        format_version: version of this layout.
-    """
-
-    target: str
-    hidden_size: int
-    vocab_size: int
-    top_k: int
-    source: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    format_version: int = FORMAT_VERSION
-
-    @classmethod
-    def of_target(
-        cls,
-        target: PreTrainedModel,
-        source: str,
-        top_k: int,
-        settings: dict[str, Any],
-        target_name: str | None = None,
-    ) -> CorpusMetadata:
-        """Metadata of a corpus that ``target`` is run for, named as it was loaded by default."""
-        config = target.config.get_text_config(decoder=True)
-        return cls(
-            target=target_name or config._name_or_path or type(target).__name__,
-            hidden_size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            top_k=top_k,
-            source=source,
-            settings={"dtype": str(target.dtype), **settings},
-        )
-
-    def write(self, directory: Path) -> None:
-        """Write ``metadata.json``, whole or not at all."""
-        path = directory / _METADATA_FILE
-        partial = path.with_suffix(".tmp")
-        partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, path)
-
-    @classmethod
-    def read(cls, directory: Path) -> CorpusMetadata:
-        """Read ``metadata.json``.
-
-        Raises:
-            FileNotFoundError: the folder holds no corpus.
-            ValueError: it was written in another version of the layout.
-        """
-        path = directory / _METADATA_FILE
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"directory={str(directory)!r} holds no corpus: {_METADATA_FILE} is missing; write "
-                "one with generate_corpus or extract_ground_truth"
-            )
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if values.get("format_version") != FORMAT_VERSION:
-            raise ValueError(
-                f"{path} has format_version={values.get('format_version')!r}, this release reads "
-                f"{FORMAT_VERSION}; generate the corpus again"
-            )
-        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -154,8 +83,8 @@ class CorpusWriter:
         self._pending: list[Document] = []
         self._pending_tokens = 0
         self.directory.mkdir(parents=True, exist_ok=True)
-        if (self.directory / _METADATA_FILE).exists():
-            _check_same_metadata(self.directory, metadata)
+        if (self.directory / METADATA_FILE).exists():
+            check_same_metadata(self.directory, metadata)
         else:
             metadata.write(self.directory)
         for partial in self.directory.glob("*.tmp"):
@@ -163,7 +92,7 @@ class CorpusWriter:
         self.document_ids: set[int] = set()
         self.num_tokens = 0
         self._next_shard = 0
-        for path in _shard_paths(self.directory):
+        for path in shard_paths(self.directory):
             self._next_shard = int(path.stem.split("-")[1]) + 1
             with safe_open(path, framework="pt") as shard:
                 self.num_tokens += shard.get_slice("tokens").get_shape()[0]
@@ -297,8 +226,15 @@ class Corpus:
         return torch.arange(self.num_documents) % every == every - 1
 
 
-def _shard_paths(directory: Path) -> list[Path]:
+def shard_paths(directory: Path) -> list[Path]:
+    """The shards of a corpus, in their order."""
     return sorted(directory.glob(_SHARDS))
+
+
+def shard_tokens(path: Path) -> int:
+    """Tokens of a shard; only its header is read."""
+    with safe_open(path, framework="pt") as shard:
+        return shard.get_slice("tokens").get_shape()[0]
 
 
 def _shards(directory: Path, first: CorpusMetadata) -> list[dict[str, Tensor]]:
@@ -309,7 +245,7 @@ def _shards(directory: Path, first: CorpusMetadata) -> list[dict[str, Tensor]]:
                 f"directories: {str(directory)!r} has {name}={getattr(metadata, name)!r}, the "
                 f"first has {getattr(first, name)!r}; train on corpora of one target together"
             )
-    paths = _shard_paths(directory)
+    paths = shard_paths(directory)
     if not paths:
         raise FileNotFoundError(
             f"directory={str(directory)!r} holds a corpus without any document yet"
@@ -323,23 +259,10 @@ def _open_shard(path: Path, metadata: CorpusMetadata) -> dict[str, Tensor]:
     hidden_size, top_k = tensors["hidden"].shape[1], tensors["top_ids"].shape[1]
     if (hidden_size, top_k) != (metadata.hidden_size, metadata.top_k):
         raise ValueError(
-            f"{path} has hidden_size={hidden_size} and top_k={top_k}, but {_METADATA_FILE} says "
+            f"{path} has hidden_size={hidden_size} and top_k={top_k}, but {METADATA_FILE} says "
             f"{metadata.hidden_size} and {metadata.top_k}; the folder mixes two corpora"
         )
     return tensors
-
-
-def _check_same_metadata(directory: Path, metadata: CorpusMetadata) -> None:
-    # Through JSON, where tuples become lists, so that equal settings compare as equal.
-    wanted = json.loads(json.dumps(asdict(metadata)))
-    present = asdict(CorpusMetadata.read(directory))
-    different = [key for key in wanted if wanted[key] != present[key]]
-    if different:
-        listed = ", ".join(f"{key} ({present[key]!r} there)" for key in different)
-        raise ValueError(
-            f"directory={str(directory)!r} holds a corpus made with other metadata: {listed}. "
-            "Continue it with the same settings, or write to another folder"
-        )
 
 
 def _check_document(document: Document, metadata: CorpusMetadata) -> None:

@@ -6,7 +6,8 @@ Boundary: token lists in, a corpus out. Reading and tokenising text is the calle
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,8 @@ from transformers import PreTrainedModel
 
 from hf_specdec.prompt import Prompt
 from hf_specdec.target import RaggedTarget
-from hf_specdec.training.corpus import CorpusMetadata, CorpusWriter, Document
+from hf_specdec.training.corpus import CorpusWriter, Document
+from hf_specdec.training.corpus_metadata import CorpusMetadata
 from hf_specdec.training.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ def extract_ground_truth(
     top_k: int = 32,
     target_name: str | None = None,
     tokens_per_shard: int = 60_000,
+    until: float | None = None,
+    on_batch: Callable[[], None] | None = None,
     progress: bool = True,
 ) -> int:
     """Run the target over texts and write what it yields, or continue such a corpus.
@@ -55,6 +59,8 @@ def extract_ground_truth(
         top_k: most probable tokens kept per position.
         target_name: recorded instead of the name the target was loaded from.
         tokens_per_shard: see `CorpusWriter`.
+        until: a time of ``time.monotonic()`` after which no batch is run.
+        on_batch: called after every forward; an exception ends the run.
         progress: show a bar.
 
     Returns:
@@ -82,10 +88,14 @@ def extract_ground_truth(
         for batch in _batches(missing, tokens_per_batch):
             if num_tokens is not None and writer.num_tokens >= num_tokens:
                 break
+            if until is not None and time.monotonic() >= until:
+                break
             before = writer.num_tokens
             for document in _run(target, batch, top_k):
                 writer.add(document)
             advance(writer.num_tokens - before, "")
+            if on_batch is not None:
+                on_batch()
         return writer.num_tokens
 
 

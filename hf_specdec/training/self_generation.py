@@ -14,7 +14,8 @@ Boundary: runs the target; what is generated is the script's, where it goes is t
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from hf_specdec.cache import compact_order
 from hf_specdec.noise import gumbel
 from hf_specdec.prompt import Prompt
 from hf_specdec.target import RaggedTarget, attention_layers
-from hf_specdec.training.corpus import CorpusMetadata, CorpusWriter, Document
+from hf_specdec.training.corpus import CorpusWriter, Document
+from hf_specdec.training.corpus_metadata import CorpusMetadata
 from hf_specdec.training.documents import DocumentInProgress
 from hf_specdec.training.ground_truth import top_log_probs
 from hf_specdec.training.progress import progress_bar
@@ -44,8 +46,11 @@ def generate_corpus(
     max_length: int = 512,
     seed: int = 0,
     top_k: int = 32,
+    sample_top_k: int | None = None,
     target_name: str | None = None,
     tokens_per_shard: int = 60_000,
+    until: float | None = None,
+    on_step: Callable[[], None] | None = None,
     progress: bool = True,
 ) -> int:
     """Write a corpus of the target's own text, or continue one.
@@ -60,8 +65,12 @@ def generate_corpus(
         max_length: a document is cut off at this length.
         seed: of scripts and sampling.
         top_k: most probable tokens kept per position; sampling is among these.
+        sample_top_k: sampling is among so many, where that is fewer.
         target_name: recorded instead of the name the target was loaded from.
         tokens_per_shard: see `CorpusWriter`.
+        until: a time of ``time.monotonic()`` at which documents under way are cut off, and the
+            run ends.
+        on_step: called after every forward; an exception ends the run.
         progress: show a bar.
 
     Returns:
@@ -74,6 +83,8 @@ def generate_corpus(
     for name, value in (("batch_size", batch_size), ("num_tokens", num_tokens), ("top_k", top_k)):
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
+    if sample_top_k is not None and not 1 <= sample_top_k <= top_k:
+        raise ValueError(f"sample_top_k={sample_top_k} must be 1 to top_k={top_k}")
     if max_length <= len(scripts.prefix) + 1:
         raise ValueError(
             f"max_length={max_length} leaves no room behind the {len(scripts.prefix)} tokens that "
@@ -84,6 +95,8 @@ def generate_corpus(
         "stop_ids": list(stop_ids),
         "max_length": max_length,
         "scripts": {"kind": type(scripts).__name__, **scripts.settings()},
+        # Absent unless asked for, as in corpora that were made before it could be.
+        **({} if sample_top_k is None else {"sample_top_k": sample_top_k}),
     }
     metadata = CorpusMetadata.of_target(target, "self_generated", top_k, settings, target_name)
     with CorpusWriter(directory, metadata, tokens_per_shard) as writer:
@@ -92,9 +105,14 @@ def generate_corpus(
         batch = _ContinuousBatch(
             target, scripts, writer, num_tokens, frozenset(stop_ids), batch_size, max_length, seed
         )
+        batch.sample_top_k = sample_top_k
         with progress_bar("Generating", num_tokens, writer.num_tokens, progress) as advance:
             for new_tokens in batch.run():
                 advance(new_tokens, f"{batch.num_rows} documents under way")
+                if on_step is not None:
+                    on_step()
+                if until is not None and time.monotonic() >= until:
+                    batch.cut_off()
         return writer.num_tokens
 
 
@@ -116,6 +134,7 @@ class _ContinuousBatch:
         self._scripts = scripts
         self._writer = writer
         self._num_tokens = num_tokens
+        self.sample_top_k: int | None = None
         self._stop_ids = stop_ids
         self._max_length = max_length
         self._seed = seed
@@ -154,6 +173,14 @@ class _ContinuousBatch:
                 before = self._writer.num_tokens
                 self._step()
                 yield self._writer.num_tokens - before
+
+    def cut_off(self) -> None:
+        """Write what has been run of the documents under way, and end."""
+        for row, document in enumerate(self._documents):
+            del document.tokens[document.position :], document.learn[document.position :]
+            if any(document.learn):
+                self._write(row)
+        self._documents = []
 
     def _next_document(self) -> DocumentInProgress | None:
         under_way = sum(len(d.tokens) for d in self._documents if not d.finished)
@@ -206,6 +233,9 @@ class _ContinuousBatch:
         temperature = torch.tensor(temperatures, device=self._device)
         seeds = torch.tensor([d.row_seed for d in self._documents], device=self._device)
         noise = gumbel(seeds[:, None], positions[:, None] + 1, top_ids)
+        if self.sample_top_k is not None:
+            top_ids, logprobs = top_ids[:, : self.sample_top_k], logprobs[:, : self.sample_top_k]
+            noise = noise[:, : self.sample_top_k]
         noisy = logprobs / temperature.clamp(min=1e-6)[:, None] + noise
         sampled = top_ids.gather(1, noisy.argmax(-1, keepdim=True))[:, 0]
         return torch.where(temperature > 0, sampled, greedy).tolist()

@@ -26,6 +26,7 @@ from hf_specdec.training.corpus import Corpus
 from hf_specdec.training.evaluation import Acceptance, HeldOutPositions
 from hf_specdec.training.loop import TrainingLoop
 from hf_specdec.training.losses import HeadLosses
+from hf_specdec.training.parallel import Processes
 from hf_specdec.training.positions import Positions
 from hf_specdec.training.settings import TrainingSettings
 
@@ -51,6 +52,11 @@ class PositionExamples:
         self._losses = HeadLosses(model, settings, corpus, documents)
         self._device = model.device
 
+    @property
+    def tokens_per_example(self) -> int:
+        """See `Examples`."""
+        return 1
+
     def __len__(self) -> int:
         return len(self._positions)
 
@@ -71,6 +77,7 @@ class Trainer(TrainingLoop):
         ground_truth: corpus of stage 1; ``None`` leaves the stage out.
         self_generated: corpus of stage 2; ``None`` leaves the stage out.
         progress: show a bar.
+        processes: which train together; ``None``: this one alone.
 
     Raises:
         ValueError: no corpus, one of another target, a model that is not float32, or a
@@ -87,9 +94,12 @@ class Trainer(TrainingLoop):
         ground_truth: Corpus | None = None,
         self_generated: Corpus | None = None,
         progress: bool = True,
+        processes: Processes | None = None,
     ) -> None:
         self.model = model
-        super().__init__(model, settings, output_dir, ground_truth, self_generated, progress)
+        super().__init__(
+            model, settings, output_dir, ground_truth, self_generated, progress, processes
+        )
 
     def _check_corpus(self, name: str, corpus: Corpus) -> None:
         metadata, config = corpus.metadata, self.model.config

@@ -1,0 +1,265 @@
+"""The corpora of a run: made, continued, or found as an earlier run left them.
+
+A folder of corpora holds one for each way of making them, for all drafters of one target:
+
+    text/       stage 1, given texts
+    prompts/    stage 2, answers to given prompts
+    chat/       stage 2, conversations of which the target wrote the questions, too
+
+Several processes write one part each, ``process-0-of-2/`` and so on.
+
+Boundary: decides what is generated into which folder. Reading data, running the target and the
+format of a corpus are elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedModel
+
+from hf_specdec.training.corpus import Corpus, shard_paths, shard_tokens
+from hf_specdec.training.corpus_metadata import check_target
+from hf_specdec.training.data_sources import DataChoice
+from hf_specdec.training.disk_space import check_space, most_tokens
+from hf_specdec.training.ground_truth import extract_ground_truth
+from hf_specdec.training.parallel import Processes
+from hf_specdec.training.prompt_data import read_prompts, read_texts
+from hf_specdec.training.recipes import OPENINGS, CorpusSettings
+from hf_specdec.training.scripts import ChatScripts, PromptScripts, ScriptSource
+from hf_specdec.training.self_generation import generate_corpus
+from hf_specdec.training.time_budget import RunPlan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Folder of a corpus -> its stage.
+STAGES = {"text": "ground_truth", "prompts": "self_generated", "chat": "self_generated"}
+# Of a time budget for generation, stage 1 takes at most this part.
+_TEXT_SHARE = 0.4
+
+
+@dataclass(frozen=True)
+class StageCorpora:
+    """What there is to train on.
+
+    Attributes:
+        ground_truth: of stage 1, ``None`` if there is none.
+        self_generated: of stage 2, ``None`` if there is none.
+        description: one entry for each corpus, see `result`.
+    """
+
+    ground_truth: Corpus | None
+    self_generated: Corpus | None
+    description: list[dict[str, Any]]
+
+
+class CorpusMaker:
+    """Makes the corpora of one target.
+
+    Args:
+        target: the target, in evaluation mode.
+        tokenizer: the target's.
+        directory: of the corpora.
+        settings: what to make.
+        data: texts or prompts; ``None`` lets the target write the prompts, too.
+        target_name: recorded in the corpora.
+        plan: time there is, and what was decided.
+        processes: that work together.
+        progress: show bars.
+
+    Raises:
+        ValueError: a folder with a corpus of another target; nothing to make the corpora from.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        directory: Path,
+        settings: CorpusSettings,
+        data: DataChoice | None,
+        target_name: str | None,
+        plan: RunPlan,
+        processes: Processes,
+        progress: bool,
+    ) -> None:
+        self._target = target
+        self._tokenizer = tokenizer
+        self._directory = directory
+        self._settings = settings
+        self._data = data
+        self._name = target_name
+        self._plan = plan
+        self._processes = processes
+        self._progress = progress and processes.is_main
+        for folder in found_corpora(directory):
+            check_target(folder, target, target_name)
+        if settings.text_tokens and data is None:
+            raise ValueError(
+                f"text_tokens={settings.text_tokens} needs texts: name them with data, or leave "
+                "stage 1 out (text_tokens=0)"
+            )
+        if settings.tokens is None and plan.minutes is None:
+            raise ValueError("tokens=None needs a time budget; give one of the two")
+        self._needs_scripts = settings.tokens != 0
+        if self._needs_scripts and data is None and tokenizer.chat_template is None:
+            raise ValueError(
+                f"tokenizer={type(tokenizer).__name__} has no chat template, so the target can't "
+                "write its own prompts; give data with texts or prompts"
+            )
+
+    def make(self, generation_share: float) -> None:
+        """Make what is missing; nothing, once it was done under a time budget.
+
+        Args:
+            generation_share: part of a time budget.
+
+        Raises:
+            OSError: the corpora don't fit on the disk; the message has the numbers.
+            ValueError: data that can't be used.
+        """
+        if self._plan.decided.get("generated"):
+            return
+        with self._plan.spending("generation"):
+            if self._settings.text_tokens:
+                self._read_texts(self._plan.end(generation_share * _TEXT_SHARE))
+            if self._needs_scripts:
+                self._generate(self._plan.end(generation_share))
+        self._processes.wait()
+        if self._plan.minutes is not None:
+            self._plan.decide(generated=True)
+
+    def _read_texts(self, until: float | None) -> None:
+        assert self._data is not None
+        folder = self._folder("text")
+        wanted = self._share(self._settings.text_tokens)
+        self._check_space(folder, wanted)
+        texts = read_texts(self._tokenizer, self._data)
+        extract_ground_truth(
+            self._target,
+            islice(texts, self._processes.index, None, self._processes.count),
+            folder,
+            num_tokens=wanted,
+            max_length=self._settings.max_length,
+            top_k=self._settings.top_k,
+            target_name=self._name,
+            until=until,
+            on_batch=self._plan.tick,
+            progress=self._progress,
+        )
+
+    def _generate(self, until: float | None) -> None:
+        settings = self._settings
+        folder = self._folder("chat" if self._data is None else "prompts")
+        scripts, max_length = self._scripts()
+        if settings.tokens is not None:
+            wanted = self._share(settings.tokens)
+            self._check_space(folder, wanted)
+        else:
+            hidden_size = self._hidden_size
+            fits = most_tokens(folder, hidden_size, settings.top_k) // self._processes.count
+            wanted = corpus_tokens(folder) + fits
+        generate_corpus(
+            self._target,
+            scripts,
+            folder,
+            wanted,
+            stop_ids=stop_ids(self._target, self._tokenizer),
+            batch_size=settings.rows,
+            max_length=max_length,
+            # Documents are a function of seed and number, so every process has its own seed.
+            seed=settings.seed + 1_000_003 * self._processes.index,
+            top_k=settings.top_k,
+            sample_top_k=settings.sample_top_k,
+            target_name=self._name,
+            until=until,
+            on_step=self._plan.tick,
+            progress=self._progress,
+        )
+
+    def _scripts(self) -> tuple[ScriptSource, int]:
+        """What to generate, and the length of a document at most."""
+        settings = self._settings
+        if self._data is None:
+            scripts = ChatScripts(
+                self._tokenizer,
+                OPENINGS,
+                max_new_tokens=settings.answer_tokens,
+                temperatures=settings.temperatures,
+            )
+            return scripts, settings.max_length
+        prompts = read_prompts(
+            self._tokenizer, self._data, settings.prompt_tokens, settings.max_length - 2
+        )
+        longest = max(map(len, prompts))
+        mine = prompts[self._processes.index :: self._processes.count]
+        answers = PromptScripts(mine, settings.answer_tokens, settings.temperatures)
+        return answers, min(settings.max_length, longest + settings.answer_tokens)
+
+    @property
+    def _hidden_size(self) -> int:
+        return self._target.config.get_text_config(decoder=True).hidden_size
+
+    def _folder(self, name: str) -> Path:
+        folder = self._directory / name
+        if self._processes.count == 1:
+            return folder
+        return folder / f"process-{self._processes.index}-of-{self._processes.count}"
+
+    def _share(self, tokens: int) -> int:
+        return -(-tokens // self._processes.count)
+
+    def _check_space(self, folder: Path, wanted: int) -> None:
+        missing = max(wanted - corpus_tokens(folder), 0) * self._processes.count
+        check_space(folder, missing, self._hidden_size, self._settings.top_k)
+
+
+def open_corpora(directory: Path) -> StageCorpora:
+    """All corpora in a folder.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    folders = [folder for folder in found_corpora(directory) if corpus_tokens(folder)]
+    if not folders:
+        raise FileNotFoundError(
+            f"corpus={str(directory)!r} holds no corpus to train on; generate one (tokens), or "
+            "name the folder that has it"
+        )
+    by_stage: dict[str, list[Path]] = {"ground_truth": [], "self_generated": []}
+    description = []
+    for folder in folders:
+        name = folder.relative_to(directory).parts[0]
+        by_stage[STAGES[name]].append(folder)
+        corpus = Corpus(folder)
+        entry = {"stage": STAGES[name], "name": name, "tokens": len(corpus)}
+        entry |= {"documents": corpus.num_documents, "settings": corpus.metadata.settings}
+        description.append(entry)
+    text, own = (by_stage[stage] for stage in ("ground_truth", "self_generated"))
+    return StageCorpora(Corpus(*text) if text else None, Corpus(*own) if own else None, description)
+
+
+def found_corpora(directory: Path) -> list[Path]:
+    """The folders of all corpora in a folder, in a fixed order."""
+    found = []
+    for name in STAGES:
+        for pattern in (f"{name}/metadata.json", f"{name}/process-*/metadata.json"):
+            found += [path.parent for path in sorted(directory.glob(pattern))]
+    return found
+
+
+def corpus_tokens(directory: Path) -> int:
+    """Tokens in a corpus so far, 0 if there is none."""
+    return sum(map(shard_tokens, shard_paths(directory)))
+
+
+def stop_ids(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens that end the target's texts, by its generation config and its tokenizer."""
+    generation: Any = target.generation_config
+    configured = generation.eos_token_id if generation is not None else None
+    ids = configured if isinstance(configured, list) else [configured]
+    return sorted({int(i) for i in [*ids, tokenizer.eos_token_id] if i is not None})
