@@ -39,6 +39,7 @@ def run_train(run: TrainingRun, choice: TargetChoice, console: Console) -> Train
         DemoPairUnavailableError: the demo's target is asked for and not installed.
     """
     processes = Processes(choice.device)
+    console.quiet = not processes.is_main
     with console.status("Loading the target ..."):
         target, tokenizer = load_target(choice, processes.device)
     result = train_drafter(run, target, tokenizer, processes)

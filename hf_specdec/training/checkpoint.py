@@ -29,34 +29,71 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(partial)
         os.replace(partial, path)
-    except BaseException as error:
+    except Exception as error:
+        if (clearer := _clearer(path, error)) is error:
+            raise
+        raise clearer from error
+    finally:
         partial.unlink(missing_ok=True)
-        if isinstance(error, (OSError, RuntimeError)):
-            reason = _explain(path, error)
-            if reason is not None:
-                raise OSError(errno.ENOSPC, reason) from error
-        raise
+
+
+def write_folder(directory: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a folder, then move its files to ``directory``, the largest first.
+
+    Args:
+        directory: its files stay as they are until all new ones are complete.
+        write: writes into the folder it is given.
+
+    Raises:
+        OSError: it could not be written; what was is removed.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    partial = directory / ".incoming"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        write(partial)
+        files = sorted(partial.iterdir(), key=lambda file: file.stat().st_size, reverse=True)
+        for file in files:
+            os.replace(file, directory / file.name)
+    except Exception as error:
+        if (clearer := _clearer(directory, error)) is error:
+            raise
+        raise clearer from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def save_tensors(state: dict[str, Any], path: Path) -> None:
-    """``torch.save`` by `write_whole`."""
-    write_whole(path, lambda partial: torch.save(state, partial))
+    """``torch.save`` by `write_whole`, and on the disk when it returns."""
+
+    def write(partial: Path) -> None:
+        # Given the path, torch hides what the operating system says.
+        with open(partial, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    write_whole(path, write)
 
 
-def _explain(path: Path, error: OSError | RuntimeError) -> str | None:
-    """What to say of an error for want of space, ``None`` for any other.
-
-    torch and safetensors report a failed write in words of their own, without the error's number.
-    """
-    number = getattr(error, "errno", None)
-    words = str(error).lower()
-    said = "no space left" in words or "disk quota" in words
-    by_torch = isinstance(error, RuntimeError) and "write" in words
-    if number not in (errno.ENOSPC, errno.EDQUOT) and not said and not by_torch:
-        return None
-    free = shutil.disk_usage(path.parent).free
-    kept = "the one written before is kept" if path.exists() else "none was written before"
-    return (
-        f"{path} could not be written: no space left on the device ({free / 2**20:.0f} MiB free); "
-        f"{kept}. Make room and start the same command again: it continues from there"
+def _clearer(path: Path, error: Exception) -> Exception:
+    """A clear error where space is wanting, else the same one."""
+    if not _is_for_want_of_space(error):
+        return error
+    free = shutil.disk_usage(path.parent).free / 2**20
+    kept = "what was written before is kept" if path.exists() else "nothing was there before"
+    return OSError(
+        errno.ENOSPC,
+        f"{path} could not be written, no space left on the device ({free:.0f} MiB free); {kept}. "
+        "Make room and start again: the run continues from there",
     )
+
+
+def _is_for_want_of_space(error: BaseException | None) -> bool:
+    """Whether an error, or one that it followed, says so: safetensors only does in words."""
+    while error is not None:
+        number = getattr(error, "errno", None)
+        if number in (errno.ENOSPC, errno.EDQUOT) or "no space left" in str(error).lower():
+            return True
+        error = error.__cause__ or error.__context__
+    return False

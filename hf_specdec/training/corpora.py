@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from hf_specdec.training.corpus import Corpus, shard_paths, shard_tokens
 from hf_specdec.training.corpus_metadata import check_target
 from hf_specdec.training.data_sources import DataChoice
-from hf_specdec.training.disk_space import check_space, most_tokens
+from hf_specdec.training.disk_space import check_space
 from hf_specdec.training.ground_truth import extract_ground_truth
 from hf_specdec.training.parallel import Processes
 from hf_specdec.training.prompt_data import read_prompts, read_texts
@@ -156,13 +156,10 @@ class CorpusMaker:
         settings = self._settings
         folder = self._folder("chat" if self._data is None else "prompts")
         scripts, max_length = self._scripts()
+        wanted = None
         if settings.tokens is not None:
             wanted = self._share(settings.tokens)
             self._check_space(folder, wanted)
-        else:
-            hidden_size = self._hidden_size
-            fits = most_tokens(folder, hidden_size, settings.top_k) // self._processes.count
-            wanted = corpus_tokens(folder) + fits
         generate_corpus(
             self._target,
             scripts,

@@ -20,7 +20,6 @@ Boundary: files and tensors. What is generated, and what is trained on it, is de
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hf_specdec.training.checkpoint import write_whole
 from hf_specdec.training.corpus_metadata import (
     METADATA_FILE,
     CorpusMetadata,
@@ -133,9 +133,7 @@ class CorpusWriter:
         tensors["offsets"] = lengths.cumsum(0)
         tensors["document_ids"] = torch.tensor([d.document_id for d in self._pending])
         path = self.directory / f"part-{self._next_shard:04d}.safetensors"
-        partial = path.with_suffix(".tmp")
-        save_file(tensors, partial)
-        os.replace(partial, path)
+        write_whole(path, lambda partial: save_file(tensors, partial))
         self._next_shard += 1
         self._pending, self._pending_tokens = [], 0
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
+
+from hf_specdec.training.checkpoint import write_whole
 
 FORMAT_VERSION = 1
 METADATA_FILE = "metadata.json"
@@ -99,10 +100,9 @@ class CorpusMetadata:
 
     def write(self, directory: Path) -> None:
         """Write ``metadata.json``, whole or not at all."""
+        text = json.dumps(asdict(self), indent=2) + "\n"
         path = directory / METADATA_FILE
-        partial = path.with_suffix(".tmp")
-        partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
     @classmethod
     def read(cls, directory: Path) -> CorpusMetadata:

@@ -16,6 +16,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec.modeling.mimo import MiMoForCausalLM, mimo_from_llama
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
+from hf_specdec.training.checkpoint import write_folder
 from hf_specdec.training.corpora import StageCorpora
 from hf_specdec.training.corpus import Corpus
 from hf_specdec.training.corpus_metadata import fingerprint
@@ -188,7 +189,7 @@ class MTPKind(DrafterKind):
             counts = count_tokens(_counted(corpora))
             ids = choose_draft_token_ids(counts, size, self.always_drafted)
             model.config.mtp_draft_token_ids = ids.tolist()
-        model.to(self.target.dtype).save_pretrained(out)
+        write_folder(out, model.to(self.target.dtype).save_pretrained)
 
     def trained_module(self, trainer: TrainingLoop) -> nn.Module:
         """See `DrafterKind.trained_module`."""

@@ -294,10 +294,14 @@ class TrainingLoop(ABC):
         order: dict[int, Tensor] = {}
         self._trained.train()
         self._train_step(stage, order)
-        started, steps = time.monotonic(), 0
-        while steps < 2 or time.monotonic() - started < seconds:
+        started = time.monotonic()
+        self._train_step(stage, order)
+        once = time.monotonic() - started
+        # As many in every process, as they wait for each other.
+        steps = self._processes.from_main(max(2, int(seconds / max(once, 1e-3))))
+        started = time.monotonic()
+        for _ in range(steps):
             self._train_step(stage, order)
-            steps += 1
         stepped = time.monotonic()
         self._measure()
         evaluated = time.monotonic()

@@ -200,7 +200,8 @@ class MTPTrainer(TrainingLoop):
     def _model_values(self) -> dict[str, Any]:
         ignored = ("transformers_version", "dtype", "_name_or_path", "architectures")
         values = self.model.config.to_dict()
-        values |= {"num_draft_tokens": self.num_draft_tokens, "window_length": self.window_length}
+        names = ("num_draft_tokens", "num_evaluated_drafts", "window_length")
+        values |= {name: getattr(self, name) for name in names}
         return {key: value for key, value in values.items() if key not in ignored}
 
 

@@ -43,6 +43,7 @@ import torch
 import transformers
 
 from hf_specdec._version import __version__
+from hf_specdec.training.checkpoint import write_whole
 
 FORMAT_VERSION = 1
 RESULT_FILE = Path("training", "result.json")
@@ -67,9 +68,8 @@ def write_result(directory: str | Path, values: dict[str, Any]) -> Path:
     content = {"format_version": FORMAT_VERSION, "created": now.isoformat(), **values}
     path = Path(directory) / RESULT_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    text = json.dumps(content, indent=2) + "\n"
+    write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
     return path
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from hf_specdec.training.corpora import CorpusMaker, StageCorpora, open_corpora, stop_ids
+from hf_specdec.training.corpus_metadata import fingerprint
 from hf_specdec.training.data_sources import DataChoice
 from hf_specdec.training.drafter_kinds import KINDS, DrafterKind
 from hf_specdec.training.loop import TrainingLoop
@@ -56,6 +57,7 @@ class TrainingRun:
         continue_from: folder or Hub id of a drafter to begin with.
         time_budget: minutes for all of it; ``None``: as long as it takes.
         evaluate_every: steps between evaluations; ``None``: about forty evaluations.
+        started: when the time budget begins, a time of ``time.monotonic()``; ``None``: now.
         progress: show bars.
     """
 
@@ -68,6 +70,7 @@ class TrainingRun:
     continue_from: str | None = None
     time_budget: float | None = None
     evaluate_every: int | None = None
+    started: float | None = None
     progress: bool = True
 
 
@@ -92,7 +95,7 @@ def train_drafter(
     """
     chosen = run.recipe or recipe("small", run.kind)
     processes = processes or Processes(str(target.device))
-    plan = RunPlan(run.out, run.time_budget, writes=processes.is_main)
+    plan = RunPlan(run.out, run.time_budget, processes.is_main, run.started)
     kind = KINDS[run.kind](
         target,
         chosen.network,
@@ -112,6 +115,12 @@ def train_drafter(
         plan,
         processes,
         run.progress,
+    )
+    plan.keep(
+        kind=run.kind,
+        target=fingerprint(target),
+        continue_from=run.continue_from,
+        time_budget=run.time_budget,
     )
     maker.make(chosen.generation_share)
     corpora = open_corpora(folder)

@@ -39,7 +39,7 @@ def generate_corpus(
     target: PreTrainedModel,
     scripts: ScriptSource,
     directory: str | Path,
-    num_tokens: int,
+    num_tokens: int | None,
     *,
     stop_ids: Sequence[int],
     batch_size: int = 64,
@@ -60,6 +60,7 @@ def generate_corpus(
         scripts: what to generate.
         directory: the corpus.
         num_tokens: start no document once there are so many; those under way are finished.
+            ``None``: go on until the scripts end, or the time.
         stop_ids: tokens that end every free segment: the target's end-of-sequence tokens.
         batch_size: rows of the batch.
         max_length: a document is cut off at this length.
@@ -81,7 +82,7 @@ def generate_corpus(
             made with other settings.
     """
     for name, value in (("batch_size", batch_size), ("num_tokens", num_tokens), ("top_k", top_k)):
-        if value < 1:
+        if value is not None and value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
     if sample_top_k is not None and not 1 <= sample_top_k <= top_k:
         raise ValueError(f"sample_top_k={sample_top_k} must be 1 to top_k={top_k}")
@@ -100,20 +101,41 @@ def generate_corpus(
     }
     metadata = CorpusMetadata.of_target(target, "self_generated", top_k, settings, target_name)
     with CorpusWriter(directory, metadata, tokens_per_shard) as writer:
-        if writer.num_tokens >= num_tokens:
+        if num_tokens is not None and writer.num_tokens >= num_tokens:
             return writer.num_tokens
         batch = _ContinuousBatch(
             target, scripts, writer, num_tokens, frozenset(stop_ids), batch_size, max_length, seed
         )
         batch.sample_top_k = sample_top_k
+        pace = _Pace(writer.num_tokens, until)
         with progress_bar("Generating", num_tokens, writer.num_tokens, progress) as advance:
             for new_tokens in batch.run():
-                advance(new_tokens, f"{batch.num_rows} documents under way")
+                advance(new_tokens, pace.status(writer.num_tokens, batch.num_rows))
                 if on_step is not None:
                     on_step()
                 if until is not None and time.monotonic() >= until:
                     batch.cut_off()
         return writer.num_tokens
+
+
+class _Pace:
+    """What there will be when the time is up, by the pace so far."""
+
+    def __init__(self, num_tokens: int, until: float | None) -> None:
+        self._first = num_tokens
+        self._until = until
+        self._started = time.monotonic()
+
+    def status(self, num_tokens: int, rows: int) -> str:
+        """For the progress bar, with so many tokens written."""
+        status = f"{rows} documents under way"
+        now = time.monotonic()
+        if self._until is None or num_tokens == self._first:
+            return status
+        pace = (num_tokens - self._first) / (now - self._started)
+        left = max(self._until - now, 0.0)
+        expected = (num_tokens + pace * left) / 1e6
+        return f"{status}, {left / 60:.0f} min left, about {expected:.2f} M tokens by then"
 
 
 class _ContinuousBatch:
@@ -124,7 +146,7 @@ class _ContinuousBatch:
         target: PreTrainedModel,
         scripts: ScriptSource,
         writer: CorpusWriter,
-        num_tokens: int,
+        num_tokens: int | None,
         stop_ids: frozenset[int],
         batch_size: int,
         max_length: int,
@@ -184,7 +206,8 @@ class _ContinuousBatch:
 
     def _next_document(self) -> DocumentInProgress | None:
         under_way = sum(len(d.tokens) for d in self._documents if not d.finished)
-        if self._writer.num_tokens + under_way >= self._num_tokens:
+        known = self._writer.num_tokens + under_way
+        if self._num_tokens is not None and known >= self._num_tokens:
             return None
         while self._next_id in self._writer.document_ids:
             self._next_id += 1

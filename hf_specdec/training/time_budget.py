@@ -25,6 +25,7 @@ class RunPlan:
         directory: the drafter's folder.
         minutes: the budget, ``None`` for no limit.
         writes: whether this process writes the file.
+        started: when the run began, a time of ``time.monotonic()``; ``None``: now.
 
     Attributes:
         seconds: spent so far on ``"generation"`` and ``"training"``, interrupted runs included.
@@ -36,7 +37,11 @@ class RunPlan:
     """
 
     def __init__(
-        self, directory: str | Path, minutes: float | None = None, writes: bool = True
+        self,
+        directory: str | Path,
+        minutes: float | None = None,
+        writes: bool = True,
+        started: float | None = None,
     ) -> None:
         if minutes is not None and minutes <= 0:
             raise ValueError(f"time_budget={minutes} must be a positive number of minutes")
@@ -45,7 +50,7 @@ class RunPlan:
         self.minutes = minutes
         self.seconds: dict[str, float] = {"generation": 0.0, "training": 0.0}
         self.decided: dict[str, Any] = {}
-        self._started = time.monotonic()
+        self._started = time.monotonic() if started is None else started
         self._before = 0.0
         self._written = self._started
         if self._path.exists():
@@ -63,6 +68,26 @@ class RunPlan:
         if self.minutes is None:
             return None
         return time.monotonic() + share * self.minutes * 60 - self.total_seconds
+
+    def keep(self, **values: Any) -> None:
+        """Note what a run is about, and refuse to go on with another.
+
+        Raises:
+            ValueError: the folder holds a run that noted something else; the message names it.
+        """
+        noted = self.decided.get("about")
+        values = json.loads(json.dumps(values))
+        if noted is None:
+            self.decide(about=values)
+            return
+        if different := [key for key in values if values[key] != noted.get(key)]:
+            listed = ", ".join(
+                f"{key}={noted.get(key)!r}, not {values[key]!r}" for key in different
+            )
+            raise ValueError(
+                f"out={str(self._path.parent.parent)!r} holds a run that was begun with {listed}; "
+                "go on with the same, or name another folder"
+            )
 
     def decide(self, **values: Any) -> None:
         """Keep decisions for the next start."""

@@ -22,6 +22,7 @@ from transformers.utils.logging import (
 )
 
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
+from hf_specdec.training.checkpoint import write_folder
 from hf_specdec.training.corpus import Corpus
 from hf_specdec.training.evaluation import Acceptance, HeldOutPositions
 from hf_specdec.training.loop import TrainingLoop
@@ -134,6 +135,8 @@ def save_speculator(
 ) -> None:
     """Save a copy in ``dtype`` (``"bfloat16"``, ``"float16"``, ``"float32"``); the model stays.
 
+    A folder that holds an older one keeps it until the new one is complete.
+
     Args:
         model: the speculator. ``config.base_model_name_or_path`` should name its target.
         directory: for ``save_pretrained``.
@@ -143,7 +146,8 @@ def save_speculator(
     # A bar for every save would tear up the one of the training.
     disable_progress_bar()
     try:
-        copy.deepcopy(model).to(getattr(torch, dtype)).save_pretrained(directory)
+        saved = copy.deepcopy(model).to(getattr(torch, dtype))
+        write_folder(Path(directory), saved.save_pretrained)
     finally:
         if was_enabled:
             enable_progress_bar()

@@ -1,5 +1,6 @@
 """`hf-specdec train`: options and checks; the work is in `hf_specdec.training` and `cli.train`."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -150,11 +151,12 @@ def train(
     accelerate launch --num-processes 2 -m hf_specdec train my-model --out my-drafter
     """
     options = dict(locals())
+    started = time.monotonic()
     from hf_specdec.cli.demo_pair import DemoPairUnavailableError
     from hf_specdec.cli.train import TargetChoice, run_train
 
     try:
-        run = _run(options)
+        run = replace(_run(options), started=started)
         run_train(run, TargetChoice(target, dtype, device), Console())
     except (DemoPairUnavailableError, ImportError, OSError, RuntimeError, ValueError) as error:
         typer.echo(f"hf-specdec train: {error}", err=True)
