@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 STAGES = {"text": "ground_truth", "prompts": "self_generated", "chat": "self_generated"}
 # Of a time budget for generation, stage 1 takes at most this part.
 _TEXT_SHARE = 0.4
+# Documents of a row in a round.
+_ROUNDS = 6
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,8 @@ class CorpusMaker:
             top_k=settings.top_k,
             sample_top_k=settings.sample_top_k,
             target_name=self._name,
+            # What is made until a time can't be made again bit by bit anyway.
+            round_size=None if until is not None else _ROUNDS * settings.rows,
             until=until,
             on_step=self._plan.tick,
             progress=self._progress,

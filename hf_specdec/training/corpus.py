@@ -69,13 +69,19 @@ class CorpusWriter:
         directory: created if it is missing.
         metadata: must equal that of the documents already there.
         tokens_per_shard: a shard is written once it has so many tokens; that much can be lost.
+            ``None``: only `flush` writes, at the end of documents that were made together, and an
+            error discards the others. What is continued is then what would have been written
+            without the interruption, bit by bit.
 
     Raises:
         ValueError: the folder holds a corpus with other metadata.
     """
 
     def __init__(
-        self, directory: str | Path, metadata: CorpusMetadata, tokens_per_shard: int = 60_000
+        self,
+        directory: str | Path,
+        metadata: CorpusMetadata,
+        tokens_per_shard: int | None = 60_000,
     ) -> None:
         self.directory = Path(directory)
         self.metadata = metadata
@@ -108,8 +114,9 @@ class CorpusWriter:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # After an interruption too: the documents are complete.
-        self.flush()
+        # After an interruption too, where documents stand for themselves: they are complete.
+        if exc_type is None or self._tokens_per_shard is not None:
+            self.flush()
 
     def add(self, document: Document) -> None:
         """Append one document; ``ValueError`` if its tensors do not fit the corpus."""
@@ -118,7 +125,7 @@ class CorpusWriter:
         self.num_tokens += len(document.tokens)
         self._pending.append(document)
         self._pending_tokens += len(document.tokens)
-        if self._pending_tokens >= self._tokens_per_shard:
+        if self._tokens_per_shard is not None and self._pending_tokens >= self._tokens_per_shard:
             self.flush()
 
     def flush(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +23,6 @@ from hf_specdec.training.progress import progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-# Texts that are sorted by length together, so that a batch has little padding.
-_SORTED_TOGETHER = 256
 
 
 @torch.no_grad()
@@ -58,7 +54,9 @@ def extract_ground_truth(
             must fit into memory.
         top_k: most probable tokens kept per position.
         target_name: recorded instead of the name the target was loaded from.
-        tokens_per_shard: see `CorpusWriter`.
+        tokens_per_shard: documents of so many tokens are sorted by length together, so that a
+            batch has little padding, and written together. A run that is killed goes on behind
+            them and ends with the same corpus, bit by bit.
         until: a time of ``time.monotonic()`` after which no batch is run.
         on_batch: called after every forward; an exception ends the run.
         progress: show a bar.
@@ -77,7 +75,7 @@ def extract_ground_truth(
         target, "ground_truth", top_k, {"max_length": max_length}, target_name
     )
     with (
-        CorpusWriter(directory, metadata, tokens_per_shard) as writer,
+        CorpusWriter(directory, metadata, tokens_per_shard=None) as writer,
         progress_bar("Reading", num_tokens, writer.num_tokens, progress) as advance,
     ):
         missing = (
@@ -85,17 +83,19 @@ def extract_ground_truth(
             for number, document in enumerate(_documents(texts, max_length))
             if number not in writer.document_ids
         )
-        for batch in _batches(missing, tokens_per_batch):
-            if num_tokens is not None and writer.num_tokens >= num_tokens:
-                break
-            if until is not None and time.monotonic() >= until:
-                break
-            before = writer.num_tokens
-            for document in _run(target, batch, top_k):
-                writer.add(document)
-            advance(writer.num_tokens - before, "")
-            if on_batch is not None:
-                on_batch()
+        for group in _groups(missing, tokens_per_shard):
+            for batch in _batches(group, tokens_per_batch):
+                if num_tokens is not None and writer.num_tokens >= num_tokens:
+                    return writer.num_tokens
+                if until is not None and time.monotonic() >= until:
+                    return writer.num_tokens
+                before = writer.num_tokens
+                for document in _run(target, batch, top_k):
+                    writer.add(document)
+                advance(writer.num_tokens - before, "")
+                if on_batch is not None:
+                    on_batch()
+            writer.flush()
         return writer.num_tokens
 
 
@@ -106,20 +106,34 @@ def _documents(texts: Iterable[Sequence[int]], max_length: int) -> Iterator[Sequ
                 yield piece
 
 
+def _groups(
+    documents: Iterator[tuple[int, Sequence[int]]], tokens: int
+) -> Iterator[list[tuple[int, Sequence[int]]]]:
+    """Consecutive documents of at least so many tokens together."""
+    group: list[tuple[int, Sequence[int]]] = []
+    length = 0
+    for numbered in documents:
+        group.append(numbered)
+        length += len(numbered[1])
+        if length >= tokens:
+            yield group
+            group, length = [], 0
+    if group:
+        yield group
+
+
 def _batches(
-    documents: Iterator[tuple[int, Sequence[int]]], tokens_per_batch: int
+    group: list[tuple[int, Sequence[int]]], tokens_per_batch: int
 ) -> Iterator[list[tuple[int, Sequence[int]]]]:
     """Batches of documents of similar length, at most ``tokens_per_batch`` with their padding."""
-    while group := list(islice(documents, _SORTED_TOGETHER)):
-        group.sort(key=lambda numbered: len(numbered[1]))
-        batch: list[tuple[int, Sequence[int]]] = []
-        for numbered in group:
-            # The newest is the longest, so it sets the padded length.
-            if (len(batch) + 1) * len(numbered[1]) > tokens_per_batch:
-                yield batch
-                batch = []
-            batch.append(numbered)
-        yield batch
+    batch: list[tuple[int, Sequence[int]]] = []
+    for numbered in sorted(group, key=lambda numbered: len(numbered[1])):
+        # The newest is the longest, so it sets the padded length.
+        if batch and (len(batch) + 1) * len(numbered[1]) > tokens_per_batch:
+            yield batch
+            batch = []
+        batch.append(numbered)
+    yield batch
 
 
 def _run(

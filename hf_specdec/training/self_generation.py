@@ -49,6 +49,7 @@ def generate_corpus(
     sample_top_k: int | None = None,
     target_name: str | None = None,
     tokens_per_shard: int = 60_000,
+    round_size: int | None = None,
     until: float | None = None,
     on_step: Callable[[], None] | None = None,
     progress: bool = True,
@@ -69,6 +70,10 @@ def generate_corpus(
         sample_top_k: sampling is among so many, where that is fewer.
         target_name: recorded instead of the name the target was loaded from.
         tokens_per_shard: see `CorpusWriter`.
+        round_size: documents that are generated together, without others. A run that is killed
+            goes on at the beginning of a round and ends with the same corpus, bit by bit; at the
+            end of a round, fewer and fewer rows are at work. ``None``: no rounds, and after an
+            interruption order and rounding are others.
         until: a time of ``time.monotonic()`` at which documents under way are cut off, and the
             run ends.
         on_step: called after every forward; an exception ends the run.
@@ -100,21 +105,38 @@ def generate_corpus(
         **({} if sample_top_k is None else {"sample_top_k": sample_top_k}),
     }
     metadata = CorpusMetadata.of_target(target, "self_generated", top_k, settings, target_name)
-    with CorpusWriter(directory, metadata, tokens_per_shard) as writer:
-        if num_tokens is not None and writer.num_tokens >= num_tokens:
-            return writer.num_tokens
-        batch = _ContinuousBatch(
-            target, scripts, writer, num_tokens, frozenset(stop_ids), batch_size, max_length, seed
-        )
-        batch.sample_top_k = sample_top_k
+    if round_size is not None and round_size < 1:
+        raise ValueError(f"round_size={round_size} must be at least 1, or None")
+    shard = tokens_per_shard if round_size is None else None
+    with (
+        CorpusWriter(directory, metadata, shard) as writer,
+        progress_bar("Generating", num_tokens, writer.num_tokens, progress) as advance,
+    ):
         pace = _Pace(writer.num_tokens, until)
-        with progress_bar("Generating", num_tokens, writer.num_tokens, progress) as advance:
+        while num_tokens is None or writer.num_tokens < num_tokens:
+            batch = _ContinuousBatch(
+                target,
+                scripts,
+                writer,
+                num_tokens,
+                frozenset(stop_ids),
+                batch_size,
+                max_length,
+                seed,
+                sample_top_k,
+                round_size,
+            )
+            if not batch.num_rows:
+                break
             for new_tokens in batch.run():
                 advance(new_tokens, pace.status(writer.num_tokens, batch.num_rows))
                 if on_step is not None:
                     on_step()
                 if until is not None and time.monotonic() >= until:
                     batch.cut_off()
+            writer.flush()
+            if until is not None and time.monotonic() >= until:
+                break
         return writer.num_tokens
 
 
@@ -151,17 +173,21 @@ class _ContinuousBatch:
         batch_size: int,
         max_length: int,
         seed: int,
+        sample_top_k: int | None,
+        round_size: int | None,
     ) -> None:
         self._target = target
         self._scripts = scripts
         self._writer = writer
         self._num_tokens = num_tokens
-        self.sample_top_k: int | None = None
+        self._sample_top_k = sample_top_k
         self._stop_ids = stop_ids
         self._max_length = max_length
         self._seed = seed
         self._top_k = writer.metadata.top_k
         self._next_id = 0
+        self._skip_written()
+        self._last_id = None if round_size is None else self._next_id + round_size - 1
         embeddings: Any = target.get_input_embeddings()
         self._device: torch.device = embeddings.weight.device
         # A layer with a window forgets the common beginning, so there each row runs it again.
@@ -209,9 +235,10 @@ class _ContinuousBatch:
         known = self._writer.num_tokens + under_way
         if self._num_tokens is not None and known >= self._num_tokens:
             return None
-        while self._next_id in self._writer.document_ids:
-            self._next_id += 1
+        self._skip_written()
         number = self._next_id
+        if self._last_id is not None and number > self._last_id:
+            return None
         rng = random.Random(f"{self._seed}/{number}")
         row_seed = rng.getrandbits(63)
         script = self._scripts.script(number, rng)
@@ -221,6 +248,10 @@ class _ContinuousBatch:
         return DocumentInProgress(
             number, row_seed, self._scripts.prefix, script, self._stop_ids, self._max_length
         )
+
+    def _skip_written(self) -> None:
+        while self._next_id in self._writer.document_ids:
+            self._next_id += 1
 
     def _step(self) -> None:
         """Run the newest token of every row, keep what it yields, choose the next tokens."""
@@ -256,9 +287,9 @@ class _ContinuousBatch:
         temperature = torch.tensor(temperatures, device=self._device)
         seeds = torch.tensor([d.row_seed for d in self._documents], device=self._device)
         noise = gumbel(seeds[:, None], positions[:, None] + 1, top_ids)
-        if self.sample_top_k is not None:
-            top_ids, logprobs = top_ids[:, : self.sample_top_k], logprobs[:, : self.sample_top_k]
-            noise = noise[:, : self.sample_top_k]
+        if self._sample_top_k is not None:
+            top_ids, logprobs = top_ids[:, : self._sample_top_k], logprobs[:, : self._sample_top_k]
+            noise = noise[:, : self._sample_top_k]
         noisy = logprobs / temperature.clamp(min=1e-6)[:, None] + noise
         sampled = top_ids.gather(1, noisy.argmax(-1, keepdim=True))[:, 0]
         return torch.where(temperature > 0, sampled, greedy).tolist()
