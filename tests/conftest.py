@@ -13,7 +13,7 @@ except ModuleNotFoundError:  # the tests of the architecture run without it
     torch = None  # type: ignore[assignment]
 
 # Fixtures: tiny targets, speculators, corpora, and drafters of known quality.
-pytest_plugins = ["tiny_models", "tiny_corpora"] if torch is not None else []
+pytest_plugins = ["tiny_models", "tiny_corpora", "training_command"] if torch is not None else []
 
 SEED = 0
 

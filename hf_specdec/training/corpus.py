@@ -226,7 +226,7 @@ class Corpus:
         if not 2 <= every <= self.num_documents:
             raise ValueError(
                 f"every={every} holds out no document of {self.num_documents} or leaves none to "
-                f"train on; it must be 2 to {self.num_documents}"
+                f"train on; it must be 2 to {self.num_documents}, so make more documents"
             )
         return torch.arange(self.num_documents) % every == every - 1
 

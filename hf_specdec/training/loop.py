@@ -71,6 +71,8 @@ class TrainingLoop(ABC):
         progress: bool,
         processes: Processes | None = None,
     ) -> None:
+        self._processes = processes or Processes(str(next(trained.parameters()).device))
+        check_parts(settings, self._processes.count)
         corpora = {"ground_truth": ground_truth, "self_generated": self_generated}
         given = {name: corpus for name, corpus in corpora.items() if corpus is not None}
         if not given:
@@ -89,7 +91,6 @@ class TrainingLoop(ABC):
             )
         self._trained = trained
         self._device = parameter.device
-        self._processes = processes or Processes(str(parameter.device))
         self._progress = progress and self._processes.is_main
         self._log = TrainingLog(self.output_dir, writes=self._processes.is_main)
         self._parts = settings.accumulation * self._processes.count
@@ -154,12 +155,6 @@ class TrainingLoop(ABC):
         if not len(examples):
             raise ValueError(
                 f"{name} has no flagged token to train on that is followed by enough others"
-            )
-        if settings.batch_size % self._parts:
-            raise ValueError(
-                f"{name}.batch_size={settings.batch_size} can't be divided among "
-                f"{self._processes.count} processes with accumulation="
-                f"{self.settings.accumulation}; choose a multiple of {self._parts}"
             )
         steps = settings.num_steps(len(examples))
         self._stages.append(Stage(name, settings, examples, self.total_steps, steps))
@@ -393,3 +388,14 @@ def _check_top_k(name: str, corpus: Corpus, settings: TrainingSettings) -> None:
             f"distill_top_k={settings.distill_top_k}, but {name} keeps top_k={top_k} "
             "tokens per position; lower it or generate the corpus again"
         )
+
+
+def check_parts(settings: TrainingSettings, processes: int) -> None:
+    """Raise ValueError unless the examples of a step can be divided among its parts."""
+    parts = settings.accumulation * processes
+    for name in ("ground_truth", "self_generated"):
+        if (size := getattr(settings, name).batch_size) % parts:
+            raise ValueError(
+                f"{name}.batch_size={size} can't be divided among {processes} processes with "
+                f"accumulation={settings.accumulation}; choose a multiple of {parts}"
+            )

@@ -22,7 +22,7 @@ from hf_specdec.training.corpora import CorpusMaker, StageCorpora, open_corpora,
 from hf_specdec.training.corpus_metadata import fingerprint
 from hf_specdec.training.data_sources import DataChoice
 from hf_specdec.training.drafter_kinds import KINDS, DrafterKind
-from hf_specdec.training.loop import TrainingLoop
+from hf_specdec.training.loop import TrainingLoop, check_parts
 from hf_specdec.training.parallel import Processes
 from hf_specdec.training.plot import plot_log
 from hf_specdec.training.recipes import Kind, Recipe, recipe
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 # machine is not always as fast as it was when it was measured.
 _EVALUATION_SHARE = 0.1
 _SLACK = 0.08
+# Of a short budget, measuring takes this part.
+_MEASURING_SHARE = 0.02
 # Evaluations of a run whose interval was not chosen.
 _EVALUATIONS = 40
 
@@ -95,6 +97,13 @@ def train_drafter(
     """
     chosen = run.recipe or recipe("small", run.kind)
     processes = processes or Processes(str(target.device))
+    if chosen.corpus.tokens != 0 and chosen.network.heads >= chosen.corpus.answer_tokens:
+        raise ValueError(
+            f"heads={chosen.network.heads} can't learn from answers of answer_tokens="
+            f"{chosen.corpus.answer_tokens}: an answer must have more tokens than there are heads"
+        )
+    check_parts(chosen.training, processes.count)
+    chosen.training.weights_of(chosen.network.heads)
     plan = RunPlan(run.out, run.time_budget, processes.is_main, run.started)
     kind = KINDS[run.kind](
         target,
@@ -166,8 +175,8 @@ def _settings(
 
 def _plan_steps(trial: TrainingLoop, plan: RunPlan) -> dict[str, Any]:
     """Steps and evaluation interval that fit into the rest of the budget."""
-    of_step, of_evaluation = trial.measure_speed()
     assert plan.minutes is not None
+    of_step, of_evaluation = trial.measure_speed(min(5.0, plan.minutes * 60 * _MEASURING_SHARE))
     left = max(plan.minutes * 60 - plan.total_seconds, 0) * (1 - _SLACK)
     steps = max(1, int(left * (1 - _EVALUATION_SHARE) / of_step))
     steps = min(steps, trial.total_steps)

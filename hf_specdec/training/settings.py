@@ -89,7 +89,8 @@ class TrainingSettings:
         objective: ``"distillation"`` towards the target's probabilities, or ``"cross_entropy"`` on
             the tokens of the text.
         distill_top_k: most probable tokens of the target that are distilled.
-        num_sampled: draw so many ids per step for a sampled softmax; 0 computes the full one.
+        num_sampled: draw so many ids per step for a sampled softmax; 0 computes the full one, as
+            does a vocabulary that has no more ids than are drawn and frequent.
         num_frequent: ids that are part of every sampled softmax, by frequency.
         precision: ``"bf16"`` runs the forward under autocast, ``"fp32"`` does not.
         held_out_every: one document in so many is for evaluation only.

@@ -64,12 +64,19 @@ def train(
         int | None,
         typer.Option(min=0, help="Of given text, for stage 1.", rich_help_panel=_DATA),
     ] = None,
+    answer_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a generated answer, at most.", rich_help_panel=_DATA),
+    ] = None,
     rows: Annotated[
         int | None,
         typer.Option(min=1, help="Documents generated side by side.", rich_help_panel=_DATA),
     ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Of the last stage.", rich_help_panel=_RECIPE)
+    ] = None,
+    text_steps: Annotated[
+        int | None, typer.Option(min=1, help="Of stage 1, on text.", rich_help_panel=_RECIPE)
     ] = None,
     epochs: Annotated[
         float | None,
@@ -108,6 +115,12 @@ def train(
     evaluate_every: Annotated[
         int | None,
         typer.Option(min=1, help="Steps (default: forty evaluations).", rich_help_panel=_RECIPE),
+    ] = None,
+    held_out_every: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="One document in so many is for evaluation.", rich_help_panel=_RECIPE
+        ),
     ] = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(min=1, help="Steps.", rich_help_panel=_RECIPE)
@@ -183,6 +196,7 @@ def _run(options: dict[str, Any]) -> Any:
             chosen.corpus,
             tokens=options["tokens"],
             text_tokens=options["text_tokens"],
+            answer_tokens=options["answer_tokens"],
             rows=options["rows"],
             seed=options["seed"],
         ),
@@ -212,8 +226,12 @@ def _training(settings: Any, options: dict[str, Any]) -> Any:
             raise ValueError(
                 f"--head-weights {weights!r} must be numbers, as in 1,0.8,0.6"
             ) from None
+    stage = settings.self_generated
+    if options["epochs"] is not None:
+        # A preset's number of steps would count more.
+        stage = replace(stage, steps=None)
     stage = _changed(
-        settings.self_generated,
+        stage,
         steps=options["steps"],
         epochs=options["epochs"],
         batch_size=options["batch_size"],
@@ -226,10 +244,13 @@ def _training(settings: Any, options: dict[str, Any]) -> Any:
         num_sampled=options["sampled_softmax"],
         precision=options["precision"],
         patience=options["patience"],
+        held_out_every=options["held_out_every"],
         checkpoint_every=options["checkpoint_every"],
         seed=options["seed"],
         self_generated=stage,
-        ground_truth=_changed(settings.ground_truth, batch_size=options["batch_size"]),
+        ground_truth=_changed(
+            settings.ground_truth, steps=options["text_steps"], batch_size=options["batch_size"]
+        ),
     )
 
 
