@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from hf_specdec.training.corpus import Corpus, shard_paths, shard_tokens
-from hf_specdec.training.corpus_metadata import check_target
+from hf_specdec.training.corpus_metadata import METADATA_FILE, CorpusMetadata, check_target
 from hf_specdec.training.data_sources import DataChoice
 from hf_specdec.training.disk_space import check_space
 from hf_specdec.training.ground_truth import extract_ground_truth
 from hf_specdec.training.parallel import Processes
 from hf_specdec.training.prompt_data import read_prompts, read_texts
 from hf_specdec.training.recipes import OPENINGS, CorpusSettings
+from hf_specdec.training.recomputed_states import recompute_states
 from hf_specdec.training.scripts import ChatScripts, PromptScripts, ScriptSource
 from hf_specdec.training.self_generation import generate_corpus
 from hf_specdec.training.time_budget import RunPlan
@@ -139,7 +140,7 @@ class CorpusMaker:
         assert self._data is not None
         folder = self._folder("text")
         wanted = self._share(self._settings.text_tokens)
-        self._check_space(folder, wanted)
+        keep_states = self._keeps_states(folder, wanted)
         texts = read_texts(self._tokenizer, self._data)
         extract_ground_truth(
             self._target,
@@ -149,6 +150,7 @@ class CorpusMaker:
             max_length=self._settings.max_length,
             top_k=self._settings.top_k,
             target_name=self._name,
+            keep_states=keep_states,
             until=until,
             on_batch=self._plan.tick,
             progress=self._progress,
@@ -161,7 +163,7 @@ class CorpusMaker:
         wanted = None
         if settings.tokens is not None:
             wanted = self._share(settings.tokens)
-            self._check_space(folder, wanted)
+        keep_states = self._keeps_states(folder, wanted)
         generate_corpus(
             self._target,
             scripts,
@@ -177,6 +179,7 @@ class CorpusMaker:
             target_name=self._name,
             # What is made until a time can't be made again bit by bit anyway.
             round_size=None if until is not None else _ROUNDS * settings.rows,
+            keep_states=keep_states,
             until=until,
             on_step=self._plan.tick,
             progress=self._progress,
@@ -214,13 +217,31 @@ class CorpusMaker:
     def _share(self, tokens: int) -> int:
         return -(-tokens // self._processes.count)
 
-    def _check_space(self, folder: Path, wanted: int) -> None:
+    def _keeps_states(self, folder: Path, wanted: int | None) -> bool:
+        """Whether a corpus gets states: as it was begun, as asked for, or as they fit."""
+        settings = self._settings
+        asked = settings.keep_states
+        if (folder / METADATA_FILE).exists():
+            begun = CorpusMetadata.read(folder).has_states
+            if asked is not None and asked != begun:
+                raise ValueError(
+                    f"corpus={str(folder)!r} was begun with keep_states={begun}, not {asked}; go "
+                    "on with the same, or name another folder for the corpora"
+                )
+            asked = begun
+        if wanted is None:
+            return asked is not False
         missing = max(wanted - corpus_tokens(folder), 0) * self._processes.count
-        check_space(folder, missing, self._hidden_size, self._settings.top_k)
+        size = self._hidden_size
+        return check_space(folder, missing, size, settings.top_k, asked)
 
 
-def open_corpora(directory: Path) -> StageCorpora:
+def open_corpora(directory: Path, target: PreTrainedModel) -> StageCorpora:
     """All corpora in a folder.
+
+    Args:
+        directory: the folder.
+        target: is run again for the states of corpora that don't hold them.
 
     Raises:
         FileNotFoundError: there is none.
@@ -241,7 +262,11 @@ def open_corpora(directory: Path) -> StageCorpora:
         entry |= {"documents": corpus.num_documents, "settings": corpus.metadata.settings}
         description.append(entry)
     text, own = (by_stage[stage] for stage in ("ground_truth", "self_generated"))
-    return StageCorpora(Corpus(*text) if text else None, Corpus(*own) if own else None, description)
+    ground_truth, self_generated = (Corpus(*parts) if parts else None for parts in (text, own))
+    for opened in (ground_truth, self_generated):
+        if opened is not None and not opened.has_states:
+            recompute_states(opened, target)
+    return StageCorpora(ground_truth, self_generated, description)
 
 
 def found_corpora(directory: Path) -> list[Path]:

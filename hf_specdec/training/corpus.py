@@ -6,7 +6,8 @@ a training example of its own, and the tensors of a shard are simply its documen
 
     tokens        int32 [T]
     flag          int8 [T]       1: the drafter learns to predict this token
-    hidden        bf16 [T, d]    the target's state after its final norm, what lm_head reads
+    hidden        bf16 [T, d]    the target's state after its final norm, what lm_head reads;
+                                 left out where it is to be computed again (`recomputed_states`)
     top_ids       int32 [T, k]   most probable next tokens, by descending probability
     top_logprobs  bf16 [T, k]    their log-probabilities under the target (over all of V)
     offsets       int64 [n + 1]  document j is rows offsets[j] .. offsets[j + 1]
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import torch
 from safetensors import safe_open
@@ -135,6 +137,7 @@ class CorpusWriter:
         tensors = {
             name: torch.cat([getattr(d, name).to("cpu", dtype) for d in self._pending]).contiguous()
             for name, dtype in _DTYPES.items()
+            if name != "hidden" or self.metadata.has_states
         }
         lengths = torch.tensor([0, *(len(d.tokens) for d in self._pending)])
         tensors["offsets"] = lengths.cumsum(0)
@@ -157,6 +160,9 @@ class ShardedRows:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    def pin(self, index: Tensor) -> None:
+        """Nothing to do: the rows are read where they lie."""
+
     def columns(self, first: int) -> ShardedRows:
         """The same rows with only their first columns; nothing is read."""
         return ShardedRows([part[:, :first] for part in self._parts])
@@ -173,6 +179,28 @@ class ShardedRows:
         return rows.view(*index.shape, *first.shape[1:])
 
 
+class States(Protocol):
+    """Hidden states of a corpus, wherever they come from."""
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """States ``[.., d]`` at ``index``, int64 of any shape ``[..]``."""
+
+    def pin(self, index: Tensor) -> None:
+        """Have the states at ``index`` (int64 ``[N]``) at hand: they are read again and again."""
+
+
+class _NoStates:
+    """In place of states that are not there."""
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        raise ValueError(
+            "the corpus was written without hidden states; call recompute_states(corpus, target)"
+        )
+
+    def pin(self, index: Tensor) -> None:
+        """Nothing to keep."""
+
+
 class Corpus:
     """One or more corpora opened for reading, as if they were one.
 
@@ -187,6 +215,9 @@ class Corpus:
         flag: bool ``[T]``, True where the drafter learns to predict the token.
         document: int64 ``[T]``, number of the document each token is in, 0 .. num_documents - 1.
         hidden, top_ids, top_logprobs: see the module; read by index.
+        has_states: whether ``hidden`` is stored.
+        blocks: int64 ``[T]``, which positions' states are computed together, where states are
+            not stored; ``None`` where they are.
 
     Raises:
         FileNotFoundError: no corpus, or one without a shard, in a folder.
@@ -208,7 +239,11 @@ class Corpus:
         lengths = torch.cat([shard["offsets"].diff() for shard in shards])
         self.num_documents = len(lengths)
         self.document = torch.arange(self.num_documents).repeat_interleave(lengths)
-        self.hidden = ShardedRows([shard["hidden"] for shard in shards])
+        self.has_states = all("hidden" in shard for shard in shards)
+        self.hidden: States = _NoStates()
+        if self.has_states:
+            self.hidden = ShardedRows([shard["hidden"] for shard in shards])
+        self.blocks: Tensor | None = None
         self.top_ids = ShardedRows([shard["top_ids"] for shard in shards])
         self.top_logprobs = ShardedRows([shard["top_logprobs"] for shard in shards])
 
@@ -260,8 +295,11 @@ def _shards(directory: Path, first: CorpusMetadata) -> list[dict[str, Tensor]]:
 
 def _open_shard(path: Path, metadata: CorpusMetadata) -> dict[str, Tensor]:
     with safe_open(path, framework="pt") as shard:
-        tensors = {name: shard.get_tensor(name) for name in (*_DTYPES, "offsets")}
-    hidden_size, top_k = tensors["hidden"].shape[1], tensors["top_ids"].shape[1]
+        names = [name for name in _DTYPES if name != "hidden" or metadata.has_states]
+        tensors = {name: shard.get_tensor(name) for name in (*names, "offsets")}
+    hidden_size, top_k = metadata.hidden_size, tensors["top_ids"].shape[1]
+    if "hidden" in tensors:
+        hidden_size = tensors["hidden"].shape[1]
     if (hidden_size, top_k) != (metadata.hidden_size, metadata.top_k):
         raise ValueError(
             f"{path} has hidden_size={hidden_size} and top_k={top_k}, but {METADATA_FILE} says "

@@ -19,6 +19,8 @@ FORMAT_VERSION = 1
 METADATA_FILE = "metadata.json"
 # Key of the settings; corpora of the first release don't have it.
 _WEIGHTS = "target_weights"
+# Key of the settings of a corpus without hidden states.
+_STATES = "states"
 
 
 def fingerprint(target: PreTrainedModel) -> str:
@@ -86,8 +88,21 @@ class CorpusMetadata:
         top_k: int,
         settings: dict[str, Any],
         target_name: str | None = None,
+        keep_states: bool = True,
     ) -> CorpusMetadata:
-        """Metadata of a corpus that ``target`` is run for, named as it was loaded by default."""
+        """Metadata of a corpus that ``target`` is run for.
+
+        Args:
+            target: the model.
+            source: see the class.
+            top_k: see the class.
+            settings: see the class; what is known of the target is added.
+            target_name: what the target is called; ``None``: what it was loaded as.
+            keep_states: whether the hidden states are written, too. Without them the corpus is
+                small, and the target is run again in training (`recomputed_states`).
+        """
+        if not keep_states:
+            settings = {**settings, _STATES: "recomputed"}
         config = target.config.get_text_config(decoder=True)
         return cls(
             target=target_name or config._name_or_path or type(target).__name__,
@@ -97,6 +112,11 @@ class CorpusMetadata:
             source=source,
             settings={"dtype": str(target.dtype), _WEIGHTS: fingerprint(target), **settings},
         )
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the corpus holds the hidden states."""
+        return _STATES not in self.settings
 
     def write(self, directory: Path) -> None:
         """Write ``metadata.json``, whole or not at all."""

@@ -31,21 +31,33 @@ def most_tokens(directory: str | Path, hidden_size: int, top_k: int) -> int:
     return max(free - _RESERVE, 0) // bytes_per_token(hidden_size, top_k)
 
 
-def check_space(directory: str | Path, tokens: int, hidden_size: int, top_k: int) -> None:
-    """Raise OSError with the numbers unless so many further tokens fit.
+def check_space(
+    directory: str | Path, tokens: int, hidden_size: int, top_k: int, keep_states: bool | None
+) -> bool:
+    """Whether a corpus is to hold the hidden states of so many further tokens.
 
     Args:
         directory: of the corpora.
         tokens: still to be written.
         hidden_size: of the target.
         top_k: tokens kept per position.
+        keep_states: whether it must, or ``None``: if they fit.
+
+    Raises:
+        OSError: it doesn't fit; the message has the numbers.
     """
-    if tokens <= (most := most_tokens(directory, hidden_size, top_k)):
-        return
-    each = bytes_per_token(hidden_size, top_k)
+    if keep_states is not False and tokens <= most_tokens(directory, hidden_size, top_k):
+        return True
+    size = 0 if keep_states is not True else hidden_size
+    most = most_tokens(directory, size, top_k)
+    if not size and tokens <= most:
+        return False
+    each = bytes_per_token(size, top_k)
+    what = "tokens with their hidden states" if size else "tokens without their hidden states"
+    advice = " leave the states out (--no-keep-states)," if size else ""
     raise OSError(
-        f"the hidden states of {tokens:,} tokens need {tokens * each / 2**30:.1f} GiB ({each} "
-        f"bytes a token), and {str(directory)!r} has {free_bytes(directory) / 2**30:.1f} GiB free, "
-        f"of which {_RESERVE / 2**30:.0f} are left alone; at most {most:,} tokens fit: lower "
-        "--tokens or --text-tokens, or put the corpora on another disk with --corpus"
+        f"{tokens:,} {what} need {tokens * each / 2**30:.1f} GiB ({each} bytes each), and "
+        f"{str(directory)!r} has {free_bytes(directory) / 2**30:.1f} GiB free, of which "
+        f"{_RESERVE / 2**30:.0f} are left alone; {most:,} tokens fit: lower --tokens or "
+        f"--text-tokens,{advice} or put the corpora on another disk with --corpus"
     )

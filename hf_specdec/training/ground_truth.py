@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_specdec.prompt import Prompt
-from hf_specdec.target import RaggedTarget
+from hf_specdec.target import RaggedTarget, TargetOutput
 from hf_specdec.training.corpus import CorpusWriter, Document
 from hf_specdec.training.corpus_metadata import CorpusMetadata
 from hf_specdec.training.progress import progress_bar
@@ -37,6 +37,7 @@ def extract_ground_truth(
     top_k: int = 32,
     target_name: str | None = None,
     tokens_per_shard: int = 60_000,
+    keep_states: bool = True,
     until: float | None = None,
     on_batch: Callable[[], None] | None = None,
     progress: bool = True,
@@ -57,6 +58,7 @@ def extract_ground_truth(
         tokens_per_shard: documents of so many tokens are sorted by length together, so that a
             batch has little padding, and written together. A run that is killed goes on behind
             them and ends with the same corpus, bit by bit.
+        keep_states: see `CorpusMetadata.of_target`.
         until: a time of ``time.monotonic()`` after which no batch is run.
         on_batch: called after every forward; an exception ends the run.
         progress: show a bar.
@@ -72,7 +74,7 @@ def extract_ground_truth(
             f"max_length={max_length} must be 2 to tokens_per_batch={tokens_per_batch}"
         )
     metadata = CorpusMetadata.of_target(
-        target, "ground_truth", top_k, {"max_length": max_length}, target_name
+        target, "ground_truth", top_k, {"max_length": max_length}, target_name, keep_states
     )
     with (
         CorpusWriter(directory, metadata, tokens_per_shard=None) as writer,
@@ -84,7 +86,7 @@ def extract_ground_truth(
             if number not in writer.document_ids
         )
         for group in _groups(missing, tokens_per_shard):
-            for batch in _batches(group, tokens_per_batch):
+            for batch in length_batches(group, tokens_per_batch):
                 if num_tokens is not None and writer.num_tokens >= num_tokens:
                     return writer.num_tokens
                 if until is not None and time.monotonic() >= until:
@@ -122,7 +124,7 @@ def _groups(
         yield group
 
 
-def _batches(
+def length_batches(
     group: list[tuple[int, Sequence[int]]], tokens_per_batch: int
 ) -> Iterator[list[tuple[int, Sequence[int]]]]:
     """Batches of documents of similar length, at most ``tokens_per_batch`` with their padding."""
@@ -136,21 +138,31 @@ def _batches(
     yield batch
 
 
+def run_texts(target: PreTrainedModel, texts: Sequence[Sequence[int]]) -> TargetOutput:
+    """One forward over right-padded texts. Padding comes last, so no token sees any.
+
+    Returns:
+        ``logits [B, N, V]`` and ``hidden_states [B, N, d]`` after the final norm, with N the
+        length of the longest text.
+    """
+    embeddings: Any = target.get_input_embeddings()
+    device = embeddings.weight.device
+    longest = max(map(len, texts))
+    input_ids = torch.zeros((len(texts), longest), dtype=torch.int64)
+    for row, tokens in enumerate(texts):
+        input_ids[row, : len(tokens)] = torch.as_tensor(tokens)
+    padding = torch.zeros(len(texts), dtype=torch.int64, device=device)
+    prompt = Prompt.plain(padding.new_empty((len(texts), 0)), padding)
+    runner = RaggedTarget(target, prompt, longest, longest)
+    with runner.capture():
+        return runner.verify(input_ids.to(device))
+
+
 def _run(
     target: PreTrainedModel, batch: list[tuple[int, Sequence[int]]], top_k: int
 ) -> Iterator[Document]:
-    """One forward over right-padded documents. Padding comes last, so no token sees any."""
-    embeddings: Any = target.get_input_embeddings()
-    device = embeddings.weight.device
-    longest = max(len(tokens) for _, tokens in batch)
-    input_ids = torch.zeros((len(batch), longest), dtype=torch.int64)
-    for row, (_, tokens) in enumerate(batch):
-        input_ids[row, : len(tokens)] = torch.as_tensor(tokens)
-    padding = torch.zeros(len(batch), dtype=torch.int64, device=device)
-    prompt = Prompt.plain(padding.new_empty((len(batch), 0)), padding)
-    runner = RaggedTarget(target, prompt, longest, longest)
-    with runner.capture():
-        output = runner.verify(input_ids.to(device))
+    """The documents of one forward."""
+    output = run_texts(target, [tokens for _, tokens in batch])
     top_ids, top_logprobs = top_log_probs(output.logits, top_k)
     hidden = output.hidden_states.bfloat16().cpu()
     top_ids, top_logprobs = top_ids.cpu(), top_logprobs.cpu()
@@ -158,7 +170,7 @@ def _run(
         length = len(tokens)
         yield Document(
             document_id=number,
-            tokens=input_ids[row, :length],
+            tokens=torch.as_tensor(tokens),
             flag=torch.ones(length),
             hidden=hidden[row, :length],
             top_ids=top_ids[row, :length],

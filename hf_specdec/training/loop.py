@@ -72,7 +72,7 @@ class TrainingLoop(ABC):
         processes: Processes | None = None,
     ) -> None:
         self._processes = processes or Processes(str(next(trained.parameters()).device))
-        check_parts(settings, self._processes.count)
+        settings.check_parts(self._processes.count)
         corpora = {"ground_truth": ground_truth, "self_generated": self_generated}
         given = {name: corpus for name, corpus in corpora.items() if corpus is not None}
         if not given:
@@ -243,7 +243,12 @@ class TrainingLoop(ABC):
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         numbers = step_positions(
-            order, local, stage.settings.batch_size, len(stage.examples), settings.seed
+            order,
+            local,
+            stage.settings.batch_size,
+            len(stage.examples),
+            settings.seed,
+            stage.examples.blocks,
         )
         self._optimizer.zero_grad(set_to_none=True)
         parts = numbers.chunk(self._parts)
@@ -388,14 +393,3 @@ def _check_top_k(name: str, corpus: Corpus, settings: TrainingSettings) -> None:
             f"distill_top_k={settings.distill_top_k}, but {name} keeps top_k={top_k} "
             "tokens per position; lower it or generate the corpus again"
         )
-
-
-def check_parts(settings: TrainingSettings, processes: int) -> None:
-    """Raise ValueError unless the examples of a step can be divided among its parts."""
-    parts = settings.accumulation * processes
-    for name in ("ground_truth", "self_generated"):
-        if (size := getattr(settings, name).batch_size) % parts:
-            raise ValueError(
-                f"{name}.batch_size={size} can't be divided among {processes} processes with "
-                f"accumulation={settings.accumulation}; choose a multiple of {parts}"
-            )

@@ -70,6 +70,12 @@ class WindowExamples:
         """See `Examples`."""
         return self._windows.index.shape[1]
 
+    @property
+    def blocks(self) -> Tensor | None:
+        """See `Examples`."""
+        blocks = self._windows.corpus.blocks
+        return None if blocks is None else blocks[self._windows.index[:, 0]]
+
     def __len__(self) -> int:
         return len(self._windows)
 

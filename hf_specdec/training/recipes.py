@@ -43,6 +43,8 @@ class CorpusSettings:
         temperatures: of the answers.
         sample_top_k: sampling is among so many most probable tokens; ``None``: among ``top_k``.
         top_k: most probable tokens kept at each position.
+        keep_states: whether the target's hidden states are written, too; else it is run again in
+            training. ``None``: where they fit on the disk.
         rows: documents generated side by side.
         seed: of scripts and sampling.
     """
@@ -55,6 +57,7 @@ class CorpusSettings:
     temperatures: Temperatures = field(default_factory=lambda: Temperatures(greedy_share=0.7))
     sample_top_k: int | None = None
     top_k: int = 32
+    keep_states: bool | None = None
     rows: int = 112
     seed: int = 0
 

@@ -22,7 +22,7 @@ from hf_specdec.training.corpora import CorpusMaker, StageCorpora, open_corpora,
 from hf_specdec.training.corpus_metadata import fingerprint
 from hf_specdec.training.data_sources import DataChoice
 from hf_specdec.training.drafter_kinds import KINDS, DrafterKind
-from hf_specdec.training.loop import TrainingLoop, check_parts
+from hf_specdec.training.loop import TrainingLoop
 from hf_specdec.training.parallel import Processes
 from hf_specdec.training.plot import plot_log
 from hf_specdec.training.recipes import Kind, Recipe, recipe
@@ -102,7 +102,7 @@ def train_drafter(
             f"heads={chosen.network.heads} can't learn from answers of answer_tokens="
             f"{chosen.corpus.answer_tokens}: an answer must have more tokens than there are heads"
         )
-    check_parts(chosen.training, processes.count)
+    chosen.training.check_parts(processes.count)
     chosen.training.weights_of(chosen.network.heads)
     plan = RunPlan(run.out, run.time_budget, processes.is_main, run.started)
     kind = KINDS[run.kind](
@@ -132,7 +132,7 @@ def train_drafter(
         time_budget=run.time_budget,
     )
     maker.make(chosen.generation_share)
-    corpora = open_corpora(folder)
+    corpora = open_corpora(folder, target)
     with plan.spending("training"):
         settings = _settings(run, chosen.training, kind, corpora, plan, processes)
         trainer = kind.trainer(settings, run.out, corpora, processes, run.progress)

@@ -50,6 +50,7 @@ def generate_corpus(
     target_name: str | None = None,
     tokens_per_shard: int = 60_000,
     round_size: int | None = None,
+    keep_states: bool = True,
     until: float | None = None,
     on_step: Callable[[], None] | None = None,
     progress: bool = True,
@@ -74,6 +75,7 @@ def generate_corpus(
             goes on at the beginning of a round and ends with the same corpus, bit by bit; at the
             end of a round, fewer and fewer rows are at work. ``None``: no rounds, and after an
             interruption order and rounding are others.
+        keep_states: see `CorpusMetadata.of_target`.
         until: a time of ``time.monotonic()`` at which documents under way are cut off, and the
             run ends.
         on_step: called after every forward; an exception ends the run.
@@ -104,7 +106,9 @@ def generate_corpus(
         # Absent unless asked for, as in corpora that were made before it could be.
         **({} if sample_top_k is None else {"sample_top_k": sample_top_k}),
     }
-    metadata = CorpusMetadata.of_target(target, "self_generated", top_k, settings, target_name)
+    metadata = CorpusMetadata.of_target(
+        target, "self_generated", top_k, settings, target_name, keep_states
+    )
     if round_size is not None and round_size < 1:
         raise ValueError(f"round_size={round_size} must be at least 1, or None")
     shard = tokens_per_shard if round_size is None else None

@@ -162,6 +162,16 @@ class TrainingSettings:
             )
         return self.head_weights
 
+    def check_parts(self, processes: int) -> None:
+        """Raise ValueError unless a step can be divided among processes and ``accumulation``."""
+        parts = self.accumulation * processes
+        for name in ("ground_truth", "self_generated"):
+            if (size := getattr(self, name).batch_size) % parts:
+                raise ValueError(
+                    f"{name}.batch_size={size} can't be divided among {processes} processes with "
+                    f"accumulation={self.accumulation}; choose a multiple of {parts}"
+                )
+
 
 def ibm_settings() -> TrainingSettings:
     """IBM's recipe, ``scripts/train_speculator.sh`` of fms-fsdp (arXiv 2404.19124).

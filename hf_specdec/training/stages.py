@@ -45,6 +45,10 @@ class Examples(Protocol):
     def tokens_per_example(self) -> int:
         """Positions of an example."""
 
+    @property
+    def blocks(self) -> Tensor | None:
+        """int64 ``[N]``, which examples are best run together; ``None`` if it doesn't matter."""
+
     def __len__(self) -> int:
         """Examples of one pass."""
 

@@ -58,6 +58,12 @@ class PositionExamples:
         """See `Examples`."""
         return 1
 
+    @property
+    def blocks(self) -> Tensor | None:
+        """See `Examples`."""
+        blocks = self._positions.corpus.blocks
+        return None if blocks is None else blocks[self._positions.index]
+
     def __len__(self) -> int:
         return len(self._positions)
 

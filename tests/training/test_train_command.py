@@ -216,11 +216,39 @@ def test_a_folder_of_another_target(train, make_target, tokenizer, tmp_path):
     assert "can't add a layer to a Qwen3ForCausalLM" in text and "kind='mlp'" in text
 
 
-def test_corpora_that_do_not_fit_on_the_disk(train, tmp_path, monkeypatch):
+def test_states_that_do_not_fit_on_the_disk(train, tmp_path, monkeypatch):
     from hf_specdec.training import disk_space
 
-    monkeypatch.setattr(disk_space, "free_bytes", lambda directory: 2**31 + 100_000)
-    text = check(train("--out", tmp_path / "out", "--tokens", "5000"), failed=True)
-    assert "the hidden states of 5,000 tokens need 0.0 GiB (261 bytes a token)" in text
-    assert "at most 383 tokens fit" in text
+    def free(tokens: int) -> None:
+        number = 2**31 + tokens
+        monkeypatch.setattr(disk_space, "free_bytes", lambda directory: number)
+
+    free(100_000)
+    out = ["--out", tmp_path / "out", "--tokens", "5000"]
+    text = check(train(*out, "--keep-states"), failed=True)
+    assert "5,000 tokens with their hidden states need 0.0 GiB (261 bytes each)" in text
+    assert "; 383 tokens fit: lower --tokens" in text and "--no-keep-states" in text
+    text = check(train(*out), failed=True)
+    assert "without their hidden states" in text and "(197 bytes each)" in text
     assert not list(Path(tmp_path / "out").rglob("part-*"))
+    # Room for the tokens only: the target is run again in training.
+    free(1_100_000)
+    check(train(*out))
+    assert not Corpus(tmp_path / "out" / "corpora" / "chat").has_states
+    text = check(train(*out, "--keep-states"), failed=True)
+    assert "begun with keep_states=False, not True" in text
+
+
+@pytest.mark.parametrize("kind", ["mlp", "mtp"])
+def test_states_computed_again_train_the_same_drafter(kind, train, tmp_path):
+    """The order of the examples is the same where there is one block."""
+    options = ["--kind", kind]
+    if kind == "mtp":
+        options += ["--batch-size", "2", "--steps", "10"]
+    stored, again = tmp_path / "stored", tmp_path / "again"
+    check(train("--out", stored, *options))
+    check(train("--out", again, *options, "--no-keep-states"))
+    size = sum(path.stat().st_size for path in (again / "corpora" / "chat").glob("part-*"))
+    assert size < 210 * len(Corpus(again / "corpora" / "chat"))
+    rates = [read_result(folder)["acceptance"]["per_position"] for folder in (stored, again)]
+    assert rates[0] == pytest.approx(rates[1], abs=0.03)

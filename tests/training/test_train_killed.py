@@ -32,8 +32,12 @@ def command(target: str, *options: str) -> list[str]:
 
 def kill_when(arguments: list[str], ready) -> None:
     """Start a process and kill it a random moment after ``ready()``."""
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([sys.executable, *arguments], env=environment(), **silent)
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     deadline = time.monotonic() + 120
     while not ready():
         assert process.poll() is None, "it ended before it could be killed"

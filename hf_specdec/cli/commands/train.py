@@ -64,6 +64,14 @@ def train(
         int | None,
         typer.Option(min=0, help="Of given text, for stage 1.", rich_help_panel=_DATA),
     ] = None,
+    keep_states: Annotated[
+        bool | None,
+        typer.Option(
+            help="Keep the target's states on the disk, or run it again in training (default: "
+            "if they fit).",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
     answer_tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Of a generated answer, at most.", rich_help_panel=_DATA),
@@ -197,6 +205,7 @@ def _run(options: dict[str, Any]) -> Any:
             tokens=options["tokens"],
             text_tokens=options["text_tokens"],
             answer_tokens=options["answer_tokens"],
+            keep_states=options["keep_states"],
             rows=options["rows"],
             seed=options["seed"],
         ),
