@@ -1,6 +1,7 @@
 """`hf-specdec train`: loads the target, has a drafter trained, and prints what came of it."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,17 +45,25 @@ def run_train(run: TrainingRun, choice: TargetChoice, console: Console) -> Train
         target, tokenizer = load_target(choice, processes.device)
     result = train_drafter(run, target, tokenizer, processes)
     if processes.is_main:
-        console.print(acceptance_table(result))
-        numbers = read_result(run.out)["training"]
-        spent = numbers["seconds"]
-        console.print(
-            f"{numbers['tokens_trained']:,} tokens trained on; {spent['generation'] / 60:.1f} min "
-            f"of generation, {spent['training'] / 60:.1f} of training, {spent['total'] / 60:.1f} "
-            f"in all. Ended: {numbers['stopped']}."
-        )
-        console.print(f"The drafter is in {escape(str(run.out))}, its numbers in {RESULT_FILE},")
-        console.print(f"its curve in {PLOT_FILE}.")
+        print_result(run.out, console)
     return result
+
+
+def print_result(out: Path, console: Console | None = None) -> None:
+    """Say what `train_drafter` has left in a folder."""
+    console = console or Console()
+    values = read_result(out)
+    console.print(acceptance_table(values["acceptance"]))
+    numbers, spent = values["training"], values["training"]["seconds"]
+    console.print(
+        f"{numbers['tokens_trained']:,} tokens trained on; {spent['generation'] / 60:.1f} min "
+        f"of generation, {spent['training'] / 60:.1f} of training, {spent['total'] / 60:.1f} "
+        f"in all. Ended: {numbers['stopped']}."
+    )
+    console.print(
+        f"In {escape(str(out))}: the drafter, its numbers in {RESULT_FILE}, its curve in "
+        f"{PLOT_FILE}."
+    )
 
 
 def load_target(
@@ -71,14 +80,13 @@ def load_target(
     return target.to(device).eval().requires_grad_(False), tokenizer
 
 
-def acceptance_table(result: TrainingResult) -> Table:
-    """Acceptance of the saved drafter on held-out text."""
-    positions = result.best.num_positions
-    table = Table(title=f"Greedy acceptance on held-out text, {positions} drafts")
+def acceptance_table(acceptance: dict[str, Any]) -> Table:
+    """Acceptance of the saved drafter on held-out text, as in the run's result."""
+    table = Table(title=f"Greedy acceptance on held-out text, {acceptance['num_positions']} drafts")
     table.add_column("draft token")
     table.add_column("accepted", justify="right")
-    for number, rate in enumerate(result.best.per_position, start=1):
+    for number, rate in enumerate(acceptance["per_position"], start=1):
         table.add_row(str(number), f"{100 * rate:.1f} %")
     table.add_section()
-    table.add_row("mean acceptance length", f"{result.best.mean_acceptance_length:.2f}")
+    table.add_row("mean acceptance length", f"{acceptance['mean_acceptance_length']:.2f}")
     return table
