@@ -116,7 +116,7 @@ class CorpusMaker:
             )
 
     def make(self, generation_share: float) -> None:
-        """Make what is missing; nothing, once it was done under a time budget.
+        """Make what is missing; nothing, once the run has decided what it trains on.
 
         Args:
             generation_share: part of a time budget.
@@ -125,7 +125,7 @@ class CorpusMaker:
             OSError: the corpora don't fit on the disk; the message has the numbers.
             ValueError: data that can't be used.
         """
-        if self._plan.decided.get("generated"):
+        if "shards" in self._plan.decided:
             return
         with self._plan.spending("generation"):
             if self._settings.text_tokens:
@@ -133,8 +133,6 @@ class CorpusMaker:
             if self._needs_scripts:
                 self._generate(self._plan.end(generation_share))
         self._processes.wait()
-        if self._plan.minutes is not None:
-            self._plan.decide(generated=True)
 
     def _read_texts(self, until: float | None) -> None:
         assert self._data is not None
@@ -209,10 +207,22 @@ class CorpusMaker:
         return self._target.config.get_text_config(decoder=True).hidden_size
 
     def _folder(self, name: str) -> Path:
-        folder = self._directory / name
-        if self._processes.count == 1:
-            return folder
-        return folder / f"process-{self._processes.index}-of-{self._processes.count}"
+        """Where this process writes.
+
+        Raises:
+            ValueError: another number of processes has begun the corpus. Documents are a function
+                of seed and number, so some would be there twice.
+        """
+        folder, count = self._directory / name, self._processes.count
+        alone = (folder / METADATA_FILE).exists()
+        others = {path.name.rpartition("-")[2] for path in folder.glob("process-*-of-*")}
+        if (alone and count > 1) or others - {str(count)}:
+            begun = "1" if alone else others.pop()
+            raise ValueError(
+                f"corpus={str(folder)!r} was begun by {begun} processes, not {count}; go on with "
+                "as many, train on what there is (tokens=0), or name another folder"
+            )
+        return folder if count == 1 else folder / f"process-{self._processes.index}-of-{count}"
 
     def _share(self, tokens: int) -> int:
         return -(-tokens // self._processes.count)
@@ -236,33 +246,43 @@ class CorpusMaker:
         return check_space(folder, missing, size, settings.top_k, asked)
 
 
-def open_corpora(directory: Path, target: PreTrainedModel) -> StageCorpora:
-    """All corpora in a folder.
+def count_shards(directory: Path) -> dict[str, int]:
+    """Shards of all corpora in a folder that have any, by their folders in it."""
+    counts = {folder: len(shard_paths(folder)) for folder in found_corpora(directory)}
+    return {str(folder.relative_to(directory)): count for folder, count in counts.items() if count}
+
+
+def open_corpora(directory: Path, target: PreTrainedModel, shards: dict[str, int]) -> StageCorpora:
+    """The corpora in a folder.
 
     Args:
         directory: the folder.
         target: is run again for the states of corpora that don't hold them.
+        shards: what to read, from `count_shards`; a corpus can have grown since.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    folders = [folder for folder in found_corpora(directory) if corpus_tokens(folder)]
-    if not folders:
+    if not shards:
         raise FileNotFoundError(
             f"corpus={str(directory)!r} holds no corpus to train on; generate one (tokens), or "
             "name the folder that has it"
         )
-    by_stage: dict[str, list[Path]] = {"ground_truth": [], "self_generated": []}
+    by_stage: dict[str, list[tuple[Path, int]]] = {"ground_truth": [], "self_generated": []}
     description = []
-    for folder in folders:
-        name = folder.relative_to(directory).parts[0]
-        by_stage[STAGES[name]].append(folder)
-        corpus = Corpus(folder)
-        entry = {"stage": STAGES[name], "name": name, "tokens": len(corpus)}
+    for name, count in shards.items():
+        stage = STAGES[Path(name).parts[0]]
+        by_stage[stage].append((directory / name, count))
+        corpus = Corpus(directory / name, num_shards=[count])
+        entry = {"stage": stage, "name": Path(name).parts[0], "tokens": len(corpus)}
         entry |= {"documents": corpus.num_documents, "settings": corpus.metadata.settings}
         description.append(entry)
-    text, own = (by_stage[stage] for stage in ("ground_truth", "self_generated"))
-    ground_truth, self_generated = (Corpus(*parts) if parts else None for parts in (text, own))
+    ground_truth, self_generated = (
+        Corpus(*(folder for folder, _ in parts), num_shards=[count for _, count in parts])
+        if parts
+        else None
+        for parts in by_stage.values()
+    )
     for opened in (ground_truth, self_generated):
         if opened is not None and not opened.has_states:
             recompute_states(opened, target)

@@ -208,6 +208,8 @@ class Corpus:
 
     Args:
         *directories: folders that a `CorpusWriter` filled, all for the same target.
+        num_shards: read only the first so many shards of each folder, as they may have grown since
+            a run began; ``None``: all.
 
     Attributes:
         metadata: of the first folder.
@@ -225,14 +227,17 @@ class Corpus:
             metadata.
     """
 
-    def __init__(self, *directories: str | Path) -> None:
+    def __init__(self, *directories: str | Path, num_shards: Sequence[int] | None = None) -> None:
         if not directories:
             raise ValueError("directories is empty; name at least one folder with a corpus")
         self.directories = [Path(directory) for directory in directories]
         self.metadata = CorpusMetadata.read(self.directories[0])
         # On the CPU these are views of the mapped files.
+        counts: Sequence[int | None] = num_shards or [None] * len(directories)
         shards = [
-            shard for directory in self.directories for shard in _shards(directory, self.metadata)
+            shard
+            for directory, count in zip(self.directories, counts, strict=True)
+            for shard in _shards(directory, self.metadata, count)
         ]
         self.tokens = torch.cat([shard["tokens"] for shard in shards]).long()
         self.flag = torch.cat([shard["flag"] for shard in shards]) > 0
@@ -277,7 +282,7 @@ def shard_tokens(path: Path) -> int:
         return shard.get_slice("tokens").get_shape()[0]
 
 
-def _shards(directory: Path, first: CorpusMetadata) -> list[dict[str, Tensor]]:
+def _shards(directory: Path, first: CorpusMetadata, count: int | None) -> list[dict[str, Tensor]]:
     metadata = CorpusMetadata.read(directory)
     for name in ("target", "hidden_size", "vocab_size", "top_k"):
         if getattr(metadata, name) != getattr(first, name):
@@ -285,7 +290,7 @@ def _shards(directory: Path, first: CorpusMetadata) -> list[dict[str, Tensor]]:
                 f"directories: {str(directory)!r} has {name}={getattr(metadata, name)!r}, the "
                 f"first has {getattr(first, name)!r}; train on corpora of one target together"
             )
-    paths = shard_paths(directory)
+    paths = shard_paths(directory)[:count]
     if not paths:
         raise FileNotFoundError(
             f"directory={str(directory)!r} holds a corpus without any document yet"

@@ -105,7 +105,7 @@ class Rows:
     def _checked(self, value: Any, number: int) -> Any:
         if self.kind != "messages":
             if isinstance(value, str):
-                return value
+                return value.strip("\n")
             raise ValueError(
                 f"row {number}, column {self.column!r} is {type(value).__name__}, but a {self.kind}"
                 " is a string; name another column, or say that it holds messages"

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from hf_specdec.training.corpora import CorpusMaker, StageCorpora, open_corpora, stop_ids
+from hf_specdec.training.corpora import (
+    CorpusMaker,
+    StageCorpora,
+    count_shards,
+    open_corpora,
+    stop_ids,
+)
 from hf_specdec.training.corpus_metadata import fingerprint
 from hf_specdec.training.data_sources import DataChoice
 from hf_specdec.training.drafter_kinds import KINDS, DrafterKind
@@ -130,9 +136,14 @@ def train_drafter(
         target=fingerprint(target),
         continue_from=run.continue_from,
         time_budget=run.time_budget,
+        data=None if run.data is None else asdict(run.data),
+        **{f"corpus.{name}": value for name, value in asdict(chosen.corpus).items()},
     )
     maker.make(chosen.generation_share)
-    corpora = open_corpora(folder, target)
+    if "shards" not in plan.decided:
+        # What is generated for other runs from now on would change this one.
+        plan.decide(shards=processes.from_main(count_shards(folder)))
+    corpora = open_corpora(folder, target, plan.decided["shards"])
     with plan.spending("training"):
         settings = _settings(run, chosen.training, kind, corpora, plan, processes)
         trainer = kind.trainer(settings, run.out, corpora, processes, run.progress)

@@ -88,16 +88,7 @@ def generate_corpus(
         ValueError: a setting out of range; a target with recurrent layers; a folder with a corpus
             made with other settings.
     """
-    for name, value in (("batch_size", batch_size), ("num_tokens", num_tokens), ("top_k", top_k)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
-    if sample_top_k is not None and not 1 <= sample_top_k <= top_k:
-        raise ValueError(f"sample_top_k={sample_top_k} must be 1 to top_k={top_k}")
-    if max_length <= len(scripts.prefix) + 1:
-        raise ValueError(
-            f"max_length={max_length} leaves no room behind the {len(scripts.prefix)} tokens that "
-            "every document begins with"
-        )
+    _check(scripts, num_tokens, batch_size, max_length, top_k, sample_top_k, round_size)
     settings = {
         "seed": seed,
         "stop_ids": list(stop_ids),
@@ -109,8 +100,6 @@ def generate_corpus(
     metadata = CorpusMetadata.of_target(
         target, "self_generated", top_k, settings, target_name, keep_states
     )
-    if round_size is not None and round_size < 1:
-        raise ValueError(f"round_size={round_size} must be at least 1, or None")
     shard = tokens_per_shard if round_size is None else None
     with (
         CorpusWriter(directory, metadata, shard) as writer,
@@ -142,6 +131,29 @@ def generate_corpus(
             if until is not None and time.monotonic() >= until:
                 break
         return writer.num_tokens
+
+
+def _check(
+    scripts: ScriptSource,
+    num_tokens: int | None,
+    batch_size: int,
+    max_length: int,
+    top_k: int,
+    sample_top_k: int | None,
+    round_size: int | None,
+) -> None:
+    """Raise ValueError for a setting out of range."""
+    values = {"batch_size": batch_size, "num_tokens": num_tokens, "top_k": top_k}
+    for name, value in {**values, "round_size": round_size}.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
+    if sample_top_k is not None and not 1 <= sample_top_k <= top_k:
+        raise ValueError(f"sample_top_k={sample_top_k} must be 1 to top_k={top_k}")
+    if max_length <= len(scripts.prefix) + 1:
+        raise ValueError(
+            f"max_length={max_length} leaves no room behind the {len(scripts.prefix)} tokens that "
+            "every document begins with"
+        )
 
 
 class _Pace:

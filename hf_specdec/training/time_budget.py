@@ -50,6 +50,8 @@ class RunPlan:
         self.minutes = minutes
         self.seconds: dict[str, float] = {"generation": 0.0, "training": 0.0}
         self.decided: dict[str, Any] = {}
+        self._about: dict[str, Any] | None = None
+        self._begun = False
         self._started = time.monotonic() if started is None else started
         self._before = 0.0
         self._written = self._started
@@ -72,15 +74,17 @@ class RunPlan:
     def keep(self, **values: Any) -> None:
         """Note what a run is about, and refuse to go on with another.
 
+        The note is written when something has been done, so that a run that was refused can be
+        started again with other options.
+
         Raises:
             ValueError: the folder holds a run that noted something else; the message names it.
         """
         noted = self.decided.get("about")
-        values = json.loads(json.dumps(values))
+        values = self._about = json.loads(json.dumps(values))
         if noted is None:
-            self.decide(about=values)
             return
-        if different := [key for key in values if values[key] != noted.get(key)]:
+        if different := [key for key in values if key in noted and values[key] != noted[key]]:
             listed = ", ".join(
                 f"{key}={noted.get(key)!r}, not {values[key]!r}" for key in different
             )
@@ -91,6 +95,7 @@ class RunPlan:
 
     def decide(self, **values: Any) -> None:
         """Keep decisions for the next start."""
+        self._begun = True
         self.decided.update(values)
         self.write()
 
@@ -108,6 +113,7 @@ class RunPlan:
 
     def tick(self) -> None:
         """Write the file now and then, so that a run that is killed loses little of the count."""
+        self._begun = True
         now = time.monotonic()
         if now - self._written < _WRITE_EVERY:
             return
@@ -120,6 +126,8 @@ class RunPlan:
         self._written = time.monotonic()
         if not self._writes:
             return
+        if self._begun and self._about is not None:
+            self.decided["about"] = self._about
         values = {"total": self.total_seconds, "seconds": self.seconds, "decided": self.decided}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._path, lambda path: _write_json(path, values))

@@ -72,6 +72,22 @@ def test_mtp_shares_the_corpus(train, target, tmp_path):
     assert torch.equal(model.generate(prompt, **settings), plain)
 
 
+def test_a_corpus_that_grows_does_not_change_a_run(train, tmp_path):
+    corpora = tmp_path / "corpora"
+    first = ["--out", tmp_path / "first", "--corpus", corpora]
+    check(train(*first))
+    before = read_result(tmp_path / "first")
+    check(train("--out", tmp_path / "second", "--corpus", corpora, "--tokens", "6000"))
+    assert read_result(tmp_path / "second")["data"]["corpora"][0]["tokens"] >= 6000
+    # What was interrupted goes on with what it had.
+    (tmp_path / "first" / "training" / "result.json").unlink()
+    check(train(*first))
+    after = read_result(tmp_path / "first")
+    assert (before["acceptance"], before["data"]) == (after["acceptance"], after["data"])
+    text = check(train(*first, "--tokens", "9000"), failed=True)
+    assert "begun with corpus.tokens=3000, not 9000" in text
+
+
 def test_both_stages_on_texts(train, tmp_path):
     texts = jsonl(tmp_path / "t.jsonl", [{"text": words(i, 90)} for i in range(60)])
     options = ["--data", texts, "--text-tokens", "1500", "--steps", "20"]
@@ -235,7 +251,8 @@ def test_states_that_do_not_fit_on_the_disk(train, tmp_path, monkeypatch):
     free(1_100_000)
     check(train(*out))
     assert not Corpus(tmp_path / "out" / "corpora" / "chat").has_states
-    text = check(train(*out, "--keep-states"), failed=True)
+    again = ["--out", tmp_path / "again", "--corpus", tmp_path / "out" / "corpora"]
+    text = check(train(*again, "--tokens", "5000", "--keep-states"), failed=True)
     assert "begun with keep_states=False, not True" in text
 
 
