@@ -28,15 +28,19 @@ def target_folder(target, tokenizer, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def train(target_folder, tmp_path: Path) -> Callable[..., Result]:
-    """``train("--out", ..)``: the command on the tiny target, with small numbers before."""
+def train_as_given(target_folder) -> Callable[..., Result]:
+    """``train_as_given("--out", ..)``: the command on the tiny target."""
 
-    def run(*arguments: str, small: bool = True) -> Result:
-        # What is given last counts.
-        given = [*(SMALL if small else []), *map(str, arguments)]
-        return CliRunner().invoke(app, ["train", target_folder, *given])
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(app, ["train", target_folder, *map(str, arguments)])
 
     return run
+
+
+@pytest.fixture
+def train(train_as_given) -> Callable[..., Result]:
+    """``train("--out", ..)``: the same with small numbers; what is given counts more."""
+    return lambda *arguments: train_as_given(*SMALL, *arguments)
 
 
 def jsonl(path: Path, rows: list[dict]) -> str:

@@ -1,6 +1,6 @@
 """`hf-specdec train`: loads the target, has a drafter trained, and prints what came of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,8 @@ def run_train(run: TrainingRun, choice: TargetChoice, console: Console) -> Train
     Raises:
         DemoPairUnavailableError: the demo's target is asked for and not installed.
     """
+    if choice.name == DEMO and run.target_name is None:
+        run = replace(run, target_name=DEMO_NAME)
     processes = Processes(choice.device)
     console.quiet = not processes.is_main
     with console.status("Loading the target ..."):

@@ -9,7 +9,7 @@ is a whole run, and what ``hf-specdec train`` does. Its parts:
     model = new_speculator(target, Corpus("corpus"), inner_dim=1024, n_predict=4)
     Trainer(model, preset("small"), "drafter", self_generated=Corpus("corpus")).train()
 
-    model = mimo_from_llama(target)  # of hf_specdec.modeling.mimo
+    model = mimo_from_decoder(target)  # of hf_specdec.modeling.mimo
     MTPTrainer(model, preset("small"), "out", self_generated=Corpus("corpus")).train()
 
 The target is run once, when a corpus is written (`generate_corpus`, `extract_ground_truth`);

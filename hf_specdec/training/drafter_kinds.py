@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
-from hf_specdec.modeling.mimo import MiMoForCausalLM, mimo_from_llama
+from hf_specdec.modeling.mimo import MiMoForCausalLM, mimo_from_decoder
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
 from hf_specdec.training.checkpoint import write_folder
 from hf_specdec.training.corpora import StageCorpora
@@ -81,16 +82,18 @@ class DrafterKind(ABC):
 class MLPKind(DrafterKind):
     """An MLP speculator for any target with a head. See `DrafterKind`.
 
+    One that is continued keeps its shape, which ``network`` then says.
+
     Raises:
-        ValueError: ``continue_from`` is no speculator for this target, or has another shape than
-            asked for.
+        ValueError: ``continue_from`` is no speculator for this target.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._start: MLPSpeculatorPreTrainedModel | None = None
         if self.continue_from is not None:
-            self._start = _load_speculator(self.continue_from, self.target, self.network)
+            self._start = _load_speculator(self.continue_from, self.target)
+            self.network = _network_of(self._start, self.network)
 
     def trainer(
         self,
@@ -142,7 +145,7 @@ class MLPKind(DrafterKind):
 
 
 class MTPKind(DrafterKind):
-    """An MTP layer for a Llama, saved with it in MiMo's layout. See `DrafterKind`.
+    """An MTP layer for a Llama, Qwen2 or Mistral, saved in MiMo's layout. See `DrafterKind`.
 
     Raises:
         ValueError: a target that can't be expressed as a MiMo, or a ``continue_from`` whose
@@ -212,9 +215,21 @@ def _vocabulary_size(network: NetworkSettings, target: PreTrainedModel) -> int:
     return network.draft_vocab_size if network.draft_vocab_size < vocab_size else 0
 
 
-def _load_speculator(
-    source: str, target: PreTrainedModel, network: NetworkSettings
-) -> MLPSpeculatorPreTrainedModel:
+def _network_of(model: MLPSpeculatorPreTrainedModel, network: NetworkSettings) -> NetworkSettings:
+    """The shape of a speculator in the words of the settings."""
+    config = model.config
+    return replace(
+        network,
+        heads=config.n_predict,
+        inner_dim=config.inner_dim,
+        share_target_weights=config.share_target_weights,
+        tie_weights=config.tie_weights,
+        scale_input=config.scale_input,
+        draft_vocab_size=config.draft_vocab_size,
+    )
+
+
+def _load_speculator(source: str, target: PreTrainedModel) -> MLPSpeculatorPreTrainedModel:
     model = AutoModel.from_pretrained(source, dtype=torch.float32)
     if not isinstance(model, MLPSpeculatorPreTrainedModel):
         raise ValueError(
@@ -247,7 +262,7 @@ def _as_mimo(target: PreTrainedModel) -> MiMoForCausalLM:
     if isinstance(target, MiMoForCausalLM):
         return target
     try:
-        return mimo_from_llama(target)  # type: ignore[arg-type]
+        return mimo_from_decoder(target)
     except TypeError as error:
         raise ValueError(
             f"kind='mtp' can't add a layer to a {type(target).__name__}: {error}. For this target "

@@ -107,8 +107,8 @@ class MTPTrainer(TrainingLoop):
     """Trains the MTP layer of ``model`` in place, and freezes everything else in it.
 
     Args:
-        model: a MiMo whose MTP layer is float32, such as `mimo_from_llama` makes; the rest may be
-            in any dtype.
+        model: a MiMo whose MTP layer is float32, such as `mimo_from_decoder` makes; the rest may
+            be in any dtype.
         settings: see `TrainingSettings`; ``batch_size`` counts windows.
         output_dir: see the module.
         ground_truth: corpus of stage 1; ``None`` leaves the stage out.

@@ -103,13 +103,7 @@ def train_drafter(
     """
     chosen = run.recipe or recipe("small", run.kind)
     processes = processes or Processes(str(target.device))
-    if chosen.corpus.tokens != 0 and chosen.network.heads >= chosen.corpus.answer_tokens:
-        raise ValueError(
-            f"heads={chosen.network.heads} can't learn from answers of answer_tokens="
-            f"{chosen.corpus.answer_tokens}: an answer must have more tokens than there are heads"
-        )
     chosen.training.check_parts(processes.count)
-    chosen.training.weights_of(chosen.network.heads)
     plan = RunPlan(run.out, run.time_budget, processes.is_main, run.started)
     kind = KINDS[run.kind](
         target,
@@ -119,6 +113,7 @@ def train_drafter(
         always_drafted=stop_ids(target, tokenizer),
         seed=chosen.training.seed,
     )
+    _check_heads(chosen, kind.network.heads)
     folder = run.corpus or run.out / "corpora"
     maker = CorpusMaker(
         target,
@@ -155,6 +150,15 @@ def train_drafter(
         _report(run, chosen, settings, kind, trainer, corpora, plan, processes, result)
     processes.wait()
     return result
+
+
+def _check_heads(chosen: Recipe, heads: int) -> None:
+    chosen.training.weights_of(heads)
+    if chosen.corpus.tokens != 0 and heads >= chosen.corpus.answer_tokens:
+        raise ValueError(
+            f"heads={heads} can't learn from answers of answer_tokens="
+            f"{chosen.corpus.answer_tokens}: an answer must have more tokens than there are heads"
+        )
 
 
 def _settings(
@@ -248,7 +252,7 @@ def _report(
             "hardware": describe_hardware(target.device, processes.count),
             "preset": chosen.preset,
             "settings": asdict(settings),
-            "network": {"num_parameters": trained, **asdict(chosen.network)},
+            "network": {"num_parameters": trained, **asdict(kind.network)},
             "data": {
                 "description": _describe(run.data, corpora),
                 "datasets": run.data.datasets if run.data else [],

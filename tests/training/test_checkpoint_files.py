@@ -7,6 +7,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from hf_specdec import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
+from hf_specdec.training import StageSettings, Trainer, preset
 from hf_specdec.training.checkpoint import save_tensors, write_folder, write_whole
 
 FULL = Path("/dev/full")
@@ -31,6 +33,34 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
         save_tensors({"step": 2, "model": torch.zeros(100_000)}, path)
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
     assert torch.load(path) == {"step": 1}
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
+def test_a_run_goes_on_after_the_disk_was_full(markov_corpus, tmp_path):
+    corpus = markov_corpus(num_documents=30)
+    stage = StageSettings(steps=20, batch_size=32)
+    settings = preset(
+        "small", distill_top_k=2, precision="fp32", checkpoint_every=5, self_generated=stage
+    )
+
+    def trainer(folder: Path) -> Trainer:
+        torch.manual_seed(1)
+        config = MLPSpeculatorConfig(vocab_size=12, emb_dim=24, inner_dim=16, n_predict=2)
+        model = MLPSpeculatorPreTrainedModel(config)
+        return Trainer(model, settings, folder, self_generated=corpus, progress=False)
+
+    def fill_the_disk(step: int) -> None:
+        if step == 12:
+            os.symlink(FULL, tmp_path / "cut" / "training" / "checkpoint.tmp")
+
+    with pytest.raises(OSError, match=r"checkpoint\.pt could not be written, no space left"):
+        trainer(tmp_path / "cut").train(on_step=fill_the_disk)
+    steps: list[int] = []
+    resumed, whole = trainer(tmp_path / "cut"), trainer(tmp_path / "whole")
+    assert resumed.train(on_step=steps.append) == whole.train()
+    assert steps == list(range(11, 21))
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
 
 
 def test_space_that_only_words_tell_of(tmp_path):

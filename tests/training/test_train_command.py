@@ -125,32 +125,38 @@ def test_ibm_keeps_its_format(train, tmp_path):
     assert settings["scripts"]["temperatures"] == {"greedy_share": 0.0, "low": 1.0, "high": 1.0}
 
 
-def test_a_time_budget_is_kept_and_what_it_decided(train, tmp_path):
+def test_a_time_budget_is_kept_and_what_it_decided(train_as_given, tmp_path):
     out = tmp_path / "out"
     options = ["--out", out, "--time-budget", "0.07", "--rows", "4"]
     small = ["--dtype", "float32", "--device", "cpu", "--precision", "fp32", "--batch-size", "32"]
     small += ["--inner-dim", "16", "--held-out-every", "4", "--answer-tokens", "40"]
-    check(train(*small, *options, small=False))
+    check(train_as_given(*small, *options))
     values = read_result(out)["training"]
     assert 0 < values["seconds"]["generation"] < 0.07 * 60
     plan = json.loads((out / "training" / "plan.json").read_text())["decided"]
     assert values["steps"] <= plan["steps"]
     tokens = len(Corpus(out / "corpora" / "chat"))
     # Started again it does not generate again, nor plan again.
-    check(train(*small, *options, small=False))
+    check(train_as_given(*small, *options))
     assert len(Corpus(out / "corpora" / "chat")) == tokens
-    text = check(train(*small, *options, "--time-budget", "5", small=False), failed=True)
+    text = check(train_as_given(*small, *options, "--time-budget", "5"), failed=True)
     assert "begun with time_budget=0.07, not 5.0" in text
 
 
-def test_continued_from_an_accelerator(train, target, tmp_path):
+def test_continued_from_an_accelerator(train, train_as_given, tmp_path):
     first, corpora = tmp_path / "first", tmp_path / "corpora"
     check(train("--out", first, "--corpus", corpora))
     options = ["--out", tmp_path / "next", "--corpus", corpora, "--continue-from", first]
-    check(train(*options, "--steps", "1", "--learning-rate", "0"))
+    text = check(train(*options), failed=True)
+    assert "keeps the drafter's shape, so leave out --heads, --inner-dim" in text
+    options += ["--steps", "1", "--learning-rate", "0", "--tokens", "0", "--dtype", "float32"]
+    check(train_as_given(*options, "--precision", "fp32", "--held-out-every", "4"))
     best, after = read_result(first)["acceptance"], read_result(tmp_path / "next")["acceptance"]
     assert after["per_position"] == pytest.approx(best["per_position"], abs=0.02)
-    assert read_result(tmp_path / "next")["training"]["continued_from"] == str(first)
+    values = read_result(tmp_path / "next")
+    assert values["training"]["continued_from"] == str(first)
+    # It keeps its shape, which is not the preset's.
+    assert (values["network"]["heads"], values["network"]["inner_dim"]) == (2, 24)
 
 
 def test_an_mtp_layer_is_continued(train, target_folder, tmp_path):

@@ -20,7 +20,9 @@ def train(
     out: Annotated[Path, typer.Option(help="Folder of the drafter; an interrupted run goes on.")],
     kind: Annotated[
         Literal["mlp", "mtp"],
-        typer.Option(help="An MLP speculator for any decoder, or an MTP layer for a Llama."),
+        typer.Option(
+            help="An MLP speculator for any decoder; an MTP layer for Llama, Qwen2, Mistral."
+        ),
     ] = "mlp",
     preset: Annotated[
         Literal["small", "ibm"],
@@ -189,6 +191,11 @@ def _run(options: dict[str, Any]) -> Any:
     from hf_specdec.training.recipes import recipe
     from hf_specdec.training.run import TrainingRun
 
+    shape = ("heads", "inner_dim", "share_target_weights", "draft_vocab")
+    given = [name for name in shape if options[name] is not None]
+    if given and options["continue_from"] is not None and options["kind"] == "mlp":
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"--continue-from keeps the drafter's shape, so leave out {named}")
     chosen = recipe(options["preset"], options["kind"])
     chosen = replace(
         chosen,
