@@ -126,21 +126,23 @@ def train_drafter(
         processes,
         run.progress,
     )
-    plan.keep(
-        kind=run.kind,
-        target=fingerprint(target),
-        continue_from=run.continue_from,
-        time_budget=run.time_budget,
-        data=None if run.data is None else asdict(run.data),
+    about = {
+        "kind": run.kind,
+        "target": fingerprint(target),
+        "continue_from": run.continue_from,
+        "time_budget": run.time_budget,
+        "data": None if run.data is None else asdict(run.data),
         **{f"corpus.{name}": value for name, value in asdict(chosen.corpus).items()},
-    )
+    }
+    plan.check(about)
     maker.make(chosen.generation_share)
-    if "shards" not in plan.decided:
-        # What is generated for other runs from now on would change this one.
-        plan.decide(shards=processes.from_main(count_shards(folder)))
-    corpora = open_corpora(folder, target, plan.decided["shards"])
+    # What is generated for other runs from now on would change this one.
+    shards = plan.decided.get("shards") or processes.from_main(count_shards(folder))
+    corpora = open_corpora(folder, target, shards)
     with plan.spending("training"):
-        settings = _settings(run, chosen.training, kind, corpora, plan, processes)
+        trial = kind.trainer(chosen.training, run.out, corpora, processes, progress=False)
+        plan.decide(about=about, shards=shards)
+        settings = _settings(run, chosen.training, trial, corpora, plan, processes)
         trainer = kind.trainer(settings, run.out, corpora, processes, run.progress)
         # Saving is part of the budget, too.
         result = trainer.train(until=plan.end(0.98), on_step=lambda _: plan.tick())
@@ -164,7 +166,7 @@ def _check_heads(chosen: Recipe, heads: int) -> None:
 def _settings(
     run: TrainingRun,
     settings: TrainingSettings,
-    kind: DrafterKind,
+    trial: TrainingLoop,
     corpora: StageCorpora,
     plan: RunPlan,
     processes: Processes,
@@ -172,7 +174,6 @@ def _settings(
     """The settings, with as many steps as the time allows; what was decided before stays."""
     stage = settings.self_generated if corpora.self_generated else settings.ground_truth
     name = "self_generated" if corpora.self_generated else "ground_truth"
-    trial = kind.trainer(settings, run.out, corpora, processes, progress=False)
     steps, every = trial.total_steps, run.evaluate_every
     if plan.minutes is not None:
         if "steps" not in plan.decided:

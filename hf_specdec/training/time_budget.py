@@ -50,8 +50,6 @@ class RunPlan:
         self.minutes = minutes
         self.seconds: dict[str, float] = {"generation": 0.0, "training": 0.0}
         self.decided: dict[str, Any] = {}
-        self._about: dict[str, Any] | None = None
-        self._begun = False
         self._started = time.monotonic() if started is None else started
         self._before = 0.0
         self._written = self._started
@@ -71,23 +69,17 @@ class RunPlan:
             return None
         return time.monotonic() + share * self.minutes * 60 - self.total_seconds
 
-    def keep(self, **values: Any) -> None:
-        """Note what a run is about, and refuse to go on with another.
-
-        The note is written when something has been done, so that a run that was refused can be
-        started again with other options.
+    def check(self, about: dict[str, Any]) -> None:
+        """Refuse to go on with another run than the one that was decided on as ``about``.
 
         Raises:
-            ValueError: the folder holds a run that noted something else; the message names it.
+            ValueError: the folder holds a run about something else; the message names it.
         """
-        noted = self.decided.get("about")
-        values = self._about = json.loads(json.dumps(values))
-        if noted is None:
-            return
-        if different := [key for key in values if key in noted and values[key] != noted[key]]:
-            listed = ", ".join(
-                f"{key}={noted.get(key)!r}, not {values[key]!r}" for key in different
-            )
+        noted = self.decided.get("about", {})
+        wanted = json.loads(json.dumps(about))
+        different = [key for key in wanted if key in noted and wanted[key] != noted[key]]
+        if different:
+            listed = ", ".join(f"{k}={noted[k]!r}, not {wanted[k]!r}" for k in different)
             raise ValueError(
                 f"out={str(self._path.parent.parent)!r} holds a run that was begun with {listed}; "
                 "go on with the same, or name another folder"
@@ -95,7 +87,6 @@ class RunPlan:
 
     def decide(self, **values: Any) -> None:
         """Keep decisions for the next start."""
-        self._begun = True
         self.decided.update(values)
         self.write()
 
@@ -113,7 +104,6 @@ class RunPlan:
 
     def tick(self) -> None:
         """Write the file now and then, so that a run that is killed loses little of the count."""
-        self._begun = True
         now = time.monotonic()
         if now - self._written < _WRITE_EVERY:
             return
@@ -126,8 +116,6 @@ class RunPlan:
         self._written = time.monotonic()
         if not self._writes:
             return
-        if self._begun and self._about is not None:
-            self.decided["about"] = self._about
         values = {"total": self.total_seconds, "seconds": self.seconds, "decided": self.decided}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._path, lambda path: _write_json(path, values))

@@ -84,8 +84,19 @@ def test_a_corpus_that_grows_does_not_change_a_run(train, tmp_path):
     check(train(*first))
     after = read_result(tmp_path / "first")
     assert (before["acceptance"], before["data"]) == (after["acceptance"], after["data"])
+    # Nor when it is started with other numbers.
     text = check(train(*first, "--tokens", "9000"), failed=True)
     assert "begun with corpus.tokens=3000, not 9000" in text
+
+
+def test_what_was_too_little_can_be_more(train, tmp_path):
+    """Nothing is decided before training begins."""
+    out = ["--out", tmp_path / "out", "--rows", "4", "--held-out-every", "9"]
+    text = check(train(*out, "--tokens", "0"), failed=True)
+    assert "holds no corpus to train on" in text
+    text = check(train(*out, "--tokens", "100"), failed=True)
+    assert "holds out no document of 4" in text
+    check(train(*out, "--tokens", "3000"))
 
 
 def test_both_stages_on_texts(train, tmp_path):
