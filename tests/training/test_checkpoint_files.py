@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 
 from hf_specdec import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
-from hf_specdec.training import StageSettings, Trainer, preset
+from hf_specdec.training import StageSettings, Trainer, preset, save_speculator
 from hf_specdec.training.checkpoint import save_tensors, write_folder, write_whole
 
 FULL = Path("/dev/full")
@@ -94,3 +94,20 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     assert {file.read_text() for file in tmp_path.iterdir()} == {"first"}
     write_folder(tmp_path, lambda folder: write("third", folder))
     assert {file.read_text() for file in tmp_path.iterdir()} == {"third"}
+
+
+def test_the_best_drafter_stays_when_the_next_does_not_fit(make_speculator, tmp_path, monkeypatch):
+    save_speculator(make_speculator(seed=1), tmp_path, "float32")
+    before = (tmp_path / "model.safetensors").read_bytes()
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        no_space(folder)
+
+    monkeypatch.setattr(MLPSpeculatorPreTrainedModel, "save_pretrained", save)
+    with pytest.raises(OSError, match="no space left"):
+        save_speculator(make_speculator(seed=2), tmp_path, "float32")
+    monkeypatch.undo()
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    assert MLPSpeculatorPreTrainedModel.from_pretrained(tmp_path).config.n_predict == 4
