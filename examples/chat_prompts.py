@@ -4,6 +4,7 @@
 the target through the kinds of text that people ask for, and the target writes the rest.
 """
 
+import json
 import random
 
 # fmt: off
@@ -274,3 +275,13 @@ def _prompt(rng: random.Random) -> str:
         text = rng.choice(templates).format(*rng.sample(TOPICS, 2))
     wish = rng.choice(WISHES)
     return wish + text if wish.endswith(". ") else text + wish
+
+
+def main() -> None:
+    """Print 40,000 prompts as JSON lines, which ``hf-specdec train --data`` reads."""
+    for prompt in everyday_prompts(40_000):
+        print(json.dumps({"prompt": prompt}))
+
+
+if __name__ == "__main__":
+    main()

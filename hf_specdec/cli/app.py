@@ -18,6 +18,7 @@ from hf_specdec.cli.commands.generate import generate
 from hf_specdec.cli.commands.inspect import inspect
 from hf_specdec.cli.commands.publish import publish
 from hf_specdec.cli.commands.serve import serve
+from hf_specdec.cli.commands.train import train
 from hf_specdec.cli.demo_pair import DemoPairUnavailableError
 from hf_specdec.cli.list_options import ListOptionsCommand
 from hf_specdec.startup import complete_package
@@ -99,6 +100,7 @@ app.command(cls=ListOptionsCommand)(bench)
 app.command()(generate)
 app.command()(inspect)
 app.command()(serve)
+app.command()(train)
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ a training example of its own, and the tensors of a shard are simply its documen
 
     tokens        int32 [T]
     flag          int8 [T]       1: the drafter learns to predict this token
-    hidden        bf16 [T, d]    the target's state after its final norm, what lm_head reads
+    hidden        bf16 [T, d]    the target's state after its final norm, what lm_head reads;
+                                 left out where it is to be computed again (`recomputed_states`)
     top_ids       int32 [T, k]   most probable next tokens, by descending probability
     top_logprobs  bf16 [T, k]    their log-probabilities under the target (over all of V)
     offsets       int64 [n + 1]  document j is rows offsets[j] .. offsets[j + 1]
@@ -20,22 +21,24 @@ Boundary: files and tensors. What is generated, and what is trained on it, is de
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Protocol
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedModel
 
-FORMAT_VERSION = 1
-_METADATA_FILE = "metadata.json"
+from hf_specdec.training.checkpoint import write_whole
+from hf_specdec.training.corpus_metadata import (
+    METADATA_FILE,
+    CorpusMetadata,
+    check_same_metadata,
+)
+
 _SHARDS = "part-*.safetensors"
 _DTYPES = {
     "tokens": torch.int32,
@@ -44,78 +47,6 @@ _DTYPES = {
     "top_ids": torch.int32,
     "top_logprobs": torch.bfloat16,
 }
-
-
-@dataclass(frozen=True)
-class CorpusMetadata:
-    """What a corpus was made from. A corpus is only ever continued under the same metadata.
-
-    Attributes:
-        target: name or path of the target model.
-        hidden_size: d.
-        vocab_size: V, the number of logits of the target.
-        top_k: k, tokens kept per position.
-        source: ``"ground_truth"`` or ``"self_generated"``.
-        settings: everything else that decides the content (seed, temperatures, lengths ...).
-        format_version: version of this layout.
-    """
-
-    target: str
-    hidden_size: int
-    vocab_size: int
-    top_k: int
-    source: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    format_version: int = FORMAT_VERSION
-
-    @classmethod
-    def of_target(
-        cls,
-        target: PreTrainedModel,
-        source: str,
-        top_k: int,
-        settings: dict[str, Any],
-        target_name: str | None = None,
-    ) -> CorpusMetadata:
-        """Metadata of a corpus that ``target`` is run for, named as it was loaded by default."""
-        config = target.config.get_text_config(decoder=True)
-        return cls(
-            target=target_name or config._name_or_path or type(target).__name__,
-            hidden_size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            top_k=top_k,
-            source=source,
-            settings={"dtype": str(target.dtype), **settings},
-        )
-
-    def write(self, directory: Path) -> None:
-        """Write ``metadata.json``, whole or not at all."""
-        path = directory / _METADATA_FILE
-        partial = path.with_suffix(".tmp")
-        partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, path)
-
-    @classmethod
-    def read(cls, directory: Path) -> CorpusMetadata:
-        """Read ``metadata.json``.
-
-        Raises:
-            FileNotFoundError: the folder holds no corpus.
-            ValueError: it was written in another version of the layout.
-        """
-        path = directory / _METADATA_FILE
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"directory={str(directory)!r} holds no corpus: {_METADATA_FILE} is missing; write "
-                "one with generate_corpus or extract_ground_truth"
-            )
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if values.get("format_version") != FORMAT_VERSION:
-            raise ValueError(
-                f"{path} has format_version={values.get('format_version')!r}, this release reads "
-                f"{FORMAT_VERSION}; generate the corpus again"
-            )
-        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -140,13 +71,19 @@ class CorpusWriter:
         directory: created if it is missing.
         metadata: must equal that of the documents already there.
         tokens_per_shard: a shard is written once it has so many tokens; that much can be lost.
+            ``None``: only `flush` writes, at the end of documents that were made together, and an
+            error discards the others. What is continued is then what would have been written
+            without the interruption, bit by bit.
 
     Raises:
         ValueError: the folder holds a corpus with other metadata.
     """
 
     def __init__(
-        self, directory: str | Path, metadata: CorpusMetadata, tokens_per_shard: int = 60_000
+        self,
+        directory: str | Path,
+        metadata: CorpusMetadata,
+        tokens_per_shard: int | None = 60_000,
     ) -> None:
         self.directory = Path(directory)
         self.metadata = metadata
@@ -154,8 +91,8 @@ class CorpusWriter:
         self._pending: list[Document] = []
         self._pending_tokens = 0
         self.directory.mkdir(parents=True, exist_ok=True)
-        if (self.directory / _METADATA_FILE).exists():
-            _check_same_metadata(self.directory, metadata)
+        if (self.directory / METADATA_FILE).exists():
+            check_same_metadata(self.directory, metadata)
         else:
             metadata.write(self.directory)
         for partial in self.directory.glob("*.tmp"):
@@ -163,7 +100,7 @@ class CorpusWriter:
         self.document_ids: set[int] = set()
         self.num_tokens = 0
         self._next_shard = 0
-        for path in _shard_paths(self.directory):
+        for path in shard_paths(self.directory):
             self._next_shard = int(path.stem.split("-")[1]) + 1
             with safe_open(path, framework="pt") as shard:
                 self.num_tokens += shard.get_slice("tokens").get_shape()[0]
@@ -179,8 +116,9 @@ class CorpusWriter:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # After an interruption too: the documents are complete.
-        self.flush()
+        # After an interruption too, where documents stand for themselves: they are complete.
+        if exc_type is None or self._tokens_per_shard is not None:
+            self.flush()
 
     def add(self, document: Document) -> None:
         """Append one document; ``ValueError`` if its tensors do not fit the corpus."""
@@ -189,7 +127,7 @@ class CorpusWriter:
         self.num_tokens += len(document.tokens)
         self._pending.append(document)
         self._pending_tokens += len(document.tokens)
-        if self._pending_tokens >= self._tokens_per_shard:
+        if self._tokens_per_shard is not None and self._pending_tokens >= self._tokens_per_shard:
             self.flush()
 
     def flush(self) -> None:
@@ -199,14 +137,13 @@ class CorpusWriter:
         tensors = {
             name: torch.cat([getattr(d, name).to("cpu", dtype) for d in self._pending]).contiguous()
             for name, dtype in _DTYPES.items()
+            if name != "hidden" or self.metadata.has_states
         }
         lengths = torch.tensor([0, *(len(d.tokens) for d in self._pending)])
         tensors["offsets"] = lengths.cumsum(0)
         tensors["document_ids"] = torch.tensor([d.document_id for d in self._pending])
         path = self.directory / f"part-{self._next_shard:04d}.safetensors"
-        partial = path.with_suffix(".tmp")
-        save_file(tensors, partial)
-        os.replace(partial, path)
+        write_whole(path, lambda partial: save_file(tensors, partial))
         self._next_shard += 1
         self._pending, self._pending_tokens = [], 0
 
@@ -222,6 +159,9 @@ class ShardedRows:
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    def pin(self, index: Tensor) -> None:
+        """Nothing to do: the rows are read where they lie."""
 
     def columns(self, first: int) -> ShardedRows:
         """The same rows with only their first columns; nothing is read."""
@@ -239,6 +179,28 @@ class ShardedRows:
         return rows.view(*index.shape, *first.shape[1:])
 
 
+class States(Protocol):
+    """Hidden states of a corpus, wherever they come from."""
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """States ``[.., d]`` at ``index``, int64 of any shape ``[..]``."""
+
+    def pin(self, index: Tensor) -> None:
+        """Have the states at ``index`` (int64 ``[N]``) at hand: they are read again and again."""
+
+
+class _NoStates:
+    """In place of states that are not there."""
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        raise ValueError(
+            "the corpus was written without hidden states; call recompute_states(corpus, target)"
+        )
+
+    def pin(self, index: Tensor) -> None:
+        """Nothing to keep."""
+
+
 class Corpus:
     """One or more corpora opened for reading, as if they were one.
 
@@ -246,6 +208,8 @@ class Corpus:
 
     Args:
         *directories: folders that a `CorpusWriter` filled, all for the same target.
+        num_shards: read only the first so many shards of each folder, as they may have grown since
+            a run began; ``None``: all.
 
     Attributes:
         metadata: of the first folder.
@@ -253,6 +217,9 @@ class Corpus:
         flag: bool ``[T]``, True where the drafter learns to predict the token.
         document: int64 ``[T]``, number of the document each token is in, 0 .. num_documents - 1.
         hidden, top_ids, top_logprobs: see the module; read by index.
+        has_states: whether ``hidden`` is stored.
+        blocks: int64 ``[T]``, which positions' states are computed together, where states are
+            not stored; ``None`` where they are.
 
     Raises:
         FileNotFoundError: no corpus, or one without a shard, in a folder.
@@ -260,21 +227,28 @@ class Corpus:
             metadata.
     """
 
-    def __init__(self, *directories: str | Path) -> None:
+    def __init__(self, *directories: str | Path, num_shards: Sequence[int] | None = None) -> None:
         if not directories:
             raise ValueError("directories is empty; name at least one folder with a corpus")
         self.directories = [Path(directory) for directory in directories]
         self.metadata = CorpusMetadata.read(self.directories[0])
         # On the CPU these are views of the mapped files.
+        counts: Sequence[int | None] = num_shards or [None] * len(directories)
         shards = [
-            shard for directory in self.directories for shard in _shards(directory, self.metadata)
+            shard
+            for directory, count in zip(self.directories, counts, strict=True)
+            for shard in _shards(directory, self.metadata, count)
         ]
         self.tokens = torch.cat([shard["tokens"] for shard in shards]).long()
         self.flag = torch.cat([shard["flag"] for shard in shards]) > 0
         lengths = torch.cat([shard["offsets"].diff() for shard in shards])
         self.num_documents = len(lengths)
         self.document = torch.arange(self.num_documents).repeat_interleave(lengths)
-        self.hidden = ShardedRows([shard["hidden"] for shard in shards])
+        self.has_states = all("hidden" in shard for shard in shards)
+        self.hidden: States = _NoStates()
+        if self.has_states:
+            self.hidden = ShardedRows([shard["hidden"] for shard in shards])
+        self.blocks: Tensor | None = None
         self.top_ids = ShardedRows([shard["top_ids"] for shard in shards])
         self.top_logprobs = ShardedRows([shard["top_logprobs"] for shard in shards])
 
@@ -292,16 +266,23 @@ class Corpus:
         if not 2 <= every <= self.num_documents:
             raise ValueError(
                 f"every={every} holds out no document of {self.num_documents} or leaves none to "
-                f"train on; it must be 2 to {self.num_documents}"
+                f"train on; it must be 2 to {self.num_documents}, so make more documents"
             )
         return torch.arange(self.num_documents) % every == every - 1
 
 
-def _shard_paths(directory: Path) -> list[Path]:
+def shard_paths(directory: Path) -> list[Path]:
+    """The shards of a corpus, in their order."""
     return sorted(directory.glob(_SHARDS))
 
 
-def _shards(directory: Path, first: CorpusMetadata) -> list[dict[str, Tensor]]:
+def shard_tokens(path: Path) -> int:
+    """Tokens of a shard; only its header is read."""
+    with safe_open(path, framework="pt") as shard:
+        return shard.get_slice("tokens").get_shape()[0]
+
+
+def _shards(directory: Path, first: CorpusMetadata, count: int | None) -> list[dict[str, Tensor]]:
     metadata = CorpusMetadata.read(directory)
     for name in ("target", "hidden_size", "vocab_size", "top_k"):
         if getattr(metadata, name) != getattr(first, name):
@@ -309,7 +290,7 @@ def _shards(directory: Path, first: CorpusMetadata) -> list[dict[str, Tensor]]:
                 f"directories: {str(directory)!r} has {name}={getattr(metadata, name)!r}, the "
                 f"first has {getattr(first, name)!r}; train on corpora of one target together"
             )
-    paths = _shard_paths(directory)
+    paths = shard_paths(directory)[:count]
     if not paths:
         raise FileNotFoundError(
             f"directory={str(directory)!r} holds a corpus without any document yet"
@@ -319,27 +300,17 @@ def _shards(directory: Path, first: CorpusMetadata) -> list[dict[str, Tensor]]:
 
 def _open_shard(path: Path, metadata: CorpusMetadata) -> dict[str, Tensor]:
     with safe_open(path, framework="pt") as shard:
-        tensors = {name: shard.get_tensor(name) for name in (*_DTYPES, "offsets")}
-    hidden_size, top_k = tensors["hidden"].shape[1], tensors["top_ids"].shape[1]
+        names = [name for name in _DTYPES if name != "hidden" or metadata.has_states]
+        tensors = {name: shard.get_tensor(name) for name in (*names, "offsets")}
+    hidden_size, top_k = metadata.hidden_size, tensors["top_ids"].shape[1]
+    if "hidden" in tensors:
+        hidden_size = tensors["hidden"].shape[1]
     if (hidden_size, top_k) != (metadata.hidden_size, metadata.top_k):
         raise ValueError(
-            f"{path} has hidden_size={hidden_size} and top_k={top_k}, but {_METADATA_FILE} says "
+            f"{path} has hidden_size={hidden_size} and top_k={top_k}, but {METADATA_FILE} says "
             f"{metadata.hidden_size} and {metadata.top_k}; the folder mixes two corpora"
         )
     return tensors
-
-
-def _check_same_metadata(directory: Path, metadata: CorpusMetadata) -> None:
-    # Through JSON, where tuples become lists, so that equal settings compare as equal.
-    wanted = json.loads(json.dumps(asdict(metadata)))
-    present = asdict(CorpusMetadata.read(directory))
-    different = [key for key in wanted if wanted[key] != present[key]]
-    if different:
-        listed = ", ".join(f"{key} ({present[key]!r} there)" for key in different)
-        raise ValueError(
-            f"directory={str(directory)!r} holds a corpus made with other metadata: {listed}. "
-            "Continue it with the same settings, or write to another folder"
-        )
 
 
 def _check_document(document: Document, metadata: CorpusMetadata) -> None:

@@ -69,6 +69,7 @@ class HeldOutPositions:
         index, self.greedy_text = comparable_positions(corpus, documents, heads)
         generator = torch.Generator().manual_seed(seed)
         self.index = index[torch.randperm(len(index), generator=generator)[:most]]
+        corpus.hidden.pin(self.index)
 
     @torch.no_grad()
     def measure(

@@ -6,8 +6,8 @@ Boundary: token lists in, a corpus out. Reading and tokenising text is the calle
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_specdec.prompt import Prompt
-from hf_specdec.target import RaggedTarget
-from hf_specdec.training.corpus import CorpusMetadata, CorpusWriter, Document
+from hf_specdec.target import RaggedTarget, TargetOutput
+from hf_specdec.training.corpus import CorpusWriter, Document
+from hf_specdec.training.corpus_metadata import CorpusMetadata
 from hf_specdec.training.progress import progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-# Texts that are sorted by length together, so that a batch has little padding.
-_SORTED_TOGETHER = 256
 
 
 @torch.no_grad()
@@ -39,6 +37,9 @@ def extract_ground_truth(
     top_k: int = 32,
     target_name: str | None = None,
     tokens_per_shard: int = 60_000,
+    keep_states: bool = True,
+    until: float | None = None,
+    on_batch: Callable[[], None] | None = None,
     progress: bool = True,
 ) -> int:
     """Run the target over texts and write what it yields, or continue such a corpus.
@@ -54,7 +55,12 @@ def extract_ground_truth(
             must fit into memory.
         top_k: most probable tokens kept per position.
         target_name: recorded instead of the name the target was loaded from.
-        tokens_per_shard: see `CorpusWriter`.
+        tokens_per_shard: documents of so many tokens are sorted by length together, so that a
+            batch has little padding, and written together. A run that is killed goes on behind
+            them and ends with the same corpus, bit by bit.
+        keep_states: see `CorpusMetadata.of_target`.
+        until: a time of ``time.monotonic()`` after which no batch is run.
+        on_batch: called after every forward; an exception ends the run.
         progress: show a bar.
 
     Returns:
@@ -68,10 +74,10 @@ def extract_ground_truth(
             f"max_length={max_length} must be 2 to tokens_per_batch={tokens_per_batch}"
         )
     metadata = CorpusMetadata.of_target(
-        target, "ground_truth", top_k, {"max_length": max_length}, target_name
+        target, "ground_truth", top_k, {"max_length": max_length}, target_name, keep_states
     )
     with (
-        CorpusWriter(directory, metadata, tokens_per_shard) as writer,
+        CorpusWriter(directory, metadata, tokens_per_shard=None) as writer,
         progress_bar("Reading", num_tokens, writer.num_tokens, progress) as advance,
     ):
         missing = (
@@ -79,13 +85,19 @@ def extract_ground_truth(
             for number, document in enumerate(_documents(texts, max_length))
             if number not in writer.document_ids
         )
-        for batch in _batches(missing, tokens_per_batch):
-            if num_tokens is not None and writer.num_tokens >= num_tokens:
-                break
-            before = writer.num_tokens
-            for document in _run(target, batch, top_k):
-                writer.add(document)
-            advance(writer.num_tokens - before, "")
+        for group in _groups(missing, tokens_per_shard):
+            for batch in length_batches(group, tokens_per_batch):
+                if num_tokens is not None and writer.num_tokens >= num_tokens:
+                    return writer.num_tokens
+                if until is not None and time.monotonic() >= until:
+                    return writer.num_tokens
+                before = writer.num_tokens
+                for document in _run(target, batch, top_k):
+                    writer.add(document)
+                advance(writer.num_tokens - before, "")
+                if on_batch is not None:
+                    on_batch()
+            writer.flush()
         return writer.num_tokens
 
 
@@ -96,37 +108,61 @@ def _documents(texts: Iterable[Sequence[int]], max_length: int) -> Iterator[Sequ
                 yield piece
 
 
-def _batches(
-    documents: Iterator[tuple[int, Sequence[int]]], tokens_per_batch: int
+def _groups(
+    documents: Iterator[tuple[int, Sequence[int]]], tokens: int
+) -> Iterator[list[tuple[int, Sequence[int]]]]:
+    """Consecutive documents of at least so many tokens together."""
+    group: list[tuple[int, Sequence[int]]] = []
+    length = 0
+    for numbered in documents:
+        group.append(numbered)
+        length += len(numbered[1])
+        if length >= tokens:
+            yield group
+            group, length = [], 0
+    if group:
+        yield group
+
+
+def length_batches(
+    group: list[tuple[int, Sequence[int]]], tokens_per_batch: int
 ) -> Iterator[list[tuple[int, Sequence[int]]]]:
     """Batches of documents of similar length, at most ``tokens_per_batch`` with their padding."""
-    while group := list(islice(documents, _SORTED_TOGETHER)):
-        group.sort(key=lambda numbered: len(numbered[1]))
-        batch: list[tuple[int, Sequence[int]]] = []
-        for numbered in group:
-            # The newest is the longest, so it sets the padded length.
-            if (len(batch) + 1) * len(numbered[1]) > tokens_per_batch:
-                yield batch
-                batch = []
-            batch.append(numbered)
-        yield batch
+    batch: list[tuple[int, Sequence[int]]] = []
+    for numbered in sorted(group, key=lambda numbered: len(numbered[1])):
+        # The newest is the longest, so it sets the padded length.
+        if batch and (len(batch) + 1) * len(numbered[1]) > tokens_per_batch:
+            yield batch
+            batch = []
+        batch.append(numbered)
+    yield batch
+
+
+def run_texts(target: PreTrainedModel, texts: Sequence[Sequence[int]]) -> TargetOutput:
+    """One forward over right-padded texts. Padding comes last, so no token sees any.
+
+    Returns:
+        ``logits [B, N, V]`` and ``hidden_states [B, N, d]`` after the final norm, with N the
+        length of the longest text.
+    """
+    embeddings: Any = target.get_input_embeddings()
+    device = embeddings.weight.device
+    longest = max(map(len, texts))
+    input_ids = torch.zeros((len(texts), longest), dtype=torch.int64)
+    for row, tokens in enumerate(texts):
+        input_ids[row, : len(tokens)] = torch.as_tensor(tokens)
+    padding = torch.zeros(len(texts), dtype=torch.int64, device=device)
+    prompt = Prompt.plain(padding.new_empty((len(texts), 0)), padding)
+    runner = RaggedTarget(target, prompt, longest, longest)
+    with runner.capture():
+        return runner.verify(input_ids.to(device))
 
 
 def _run(
     target: PreTrainedModel, batch: list[tuple[int, Sequence[int]]], top_k: int
 ) -> Iterator[Document]:
-    """One forward over right-padded documents. Padding comes last, so no token sees any."""
-    embeddings: Any = target.get_input_embeddings()
-    device = embeddings.weight.device
-    longest = max(len(tokens) for _, tokens in batch)
-    input_ids = torch.zeros((len(batch), longest), dtype=torch.int64)
-    for row, (_, tokens) in enumerate(batch):
-        input_ids[row, : len(tokens)] = torch.as_tensor(tokens)
-    padding = torch.zeros(len(batch), dtype=torch.int64, device=device)
-    prompt = Prompt.plain(padding.new_empty((len(batch), 0)), padding)
-    runner = RaggedTarget(target, prompt, longest, longest)
-    with runner.capture():
-        output = runner.verify(input_ids.to(device))
+    """The documents of one forward."""
+    output = run_texts(target, [tokens for _, tokens in batch])
     top_ids, top_logprobs = top_log_probs(output.logits, top_k)
     hidden = output.hidden_states.bfloat16().cpu()
     top_ids, top_logprobs = top_ids.cpu(), top_logprobs.cpu()
@@ -134,7 +170,7 @@ def _run(
         length = len(tokens)
         yield Document(
             document_id=number,
-            tokens=input_ids[row, :length],
+            tokens=torch.as_tensor(tokens),
             flag=torch.ones(length),
             hidden=hidden[row, :length],
             top_ids=top_ids[row, :length],

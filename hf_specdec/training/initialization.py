@@ -18,7 +18,7 @@ Boundary: writes initial weights of a given model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ def new_speculator(
     corpus: Corpus | None = None,
     always_drafted: Sequence[int] = (),
     seed: int = 0,
+    initialize: Literal["target", "random"] = "target",
     **config: Any,
 ) -> MLPSpeculatorPreTrainedModel:
     """A float32 speculator for ``target``, ready to be trained on the target's device.
@@ -43,12 +44,16 @@ def new_speculator(
         corpus: gives the frequent ids; needed with ``draft_vocab_size``.
         always_drafted: ids in a reduced draft vocabulary whatever their count.
         seed: of the initial weights.
+        initialize: ``"target"`` begins with the target's token tables (see the module),
+            ``"random"`` draws all weights from N(0, 1/sqrt(D)), as IBM's recipe does.
         **config: for [`MLPSpeculatorConfig`]: ``inner_dim``, ``n_predict``,
             ``share_target_weights``, ``draft_vocab_size`` ...
 
     Raises:
-        ValueError: ``draft_vocab_size`` without a corpus.
+        ValueError: ``draft_vocab_size`` without a corpus, or another ``initialize``.
     """
+    if initialize not in ("target", "random"):
+        raise ValueError(f"initialize={initialize!r} must be 'target' or 'random'")
     target_config = target.config.get_text_config(decoder=True)
     name = corpus.metadata.target if corpus is not None else target_config._name_or_path
     values: dict[str, Any] = {
@@ -68,7 +73,8 @@ def new_speculator(
         counts = count_tokens(corpus)
         model.set_draft_token_ids(choose_draft_token_ids(counts, size, always_drafted))
     tables = input_embeddings.weight.detach(), output_embeddings.weight.detach()
-    initialize_from_target(model, *tables, seed=seed)
+    if initialize == "target":
+        initialize_from_target(model, *tables, seed=seed)
     model.to(output_embeddings.weight.device)
     if model.config.share_target_weights:
         model.bind_target(*tables)

@@ -76,7 +76,8 @@ class DraftLoss:
             size, device=device
         )
         self._sampled: SampledSoftmax | None = None
-        if settings.num_sampled:
+        # Of a small vocabulary nothing would be left to draw from; all of it is no more work.
+        if settings.num_sampled and settings.num_sampled + settings.num_frequent < size:
             counts = count_tokens(corpus, documents)
             frequent = counts.topk(min(settings.num_frequent, len(counts))).indices
             columns = self._column[frequent.to(device)]

@@ -48,6 +48,7 @@ class HeldOutDocuments:
         chosen = numbers[order[before < most]]
         self._compared = torch.zeros(len(corpus), dtype=torch.bool)
         self._compared[index[torch.isin(corpus.document[index], chosen)]] = True
+        corpus.hidden.pin(torch.isin(corpus.document, chosen).nonzero()[:, 0])
         ends = torch.searchsorted(corpus.document, chosen, right=True)
         starts = torch.searchsorted(corpus.document, chosen)
         by_length = (ends - starts).argsort(stable=True)

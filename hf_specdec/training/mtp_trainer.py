@@ -14,7 +14,6 @@ Boundary: a model with initial MTP layers and corpora in, trained layers out.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_specdec.modeling.mimo import MiMoForCausalLM, MiMoMTP
+from hf_specdec.training.checkpoint import write_whole
 from hf_specdec.training.corpus import Corpus
 from hf_specdec.training.evaluation import Acceptance
 from hf_specdec.training.loop import TrainingLoop
@@ -30,6 +30,7 @@ from hf_specdec.training.losses import DraftLoss
 from hf_specdec.training.mtp_evaluation import HeldOutDocuments
 from hf_specdec.training.mtp_passes import run_passes
 from hf_specdec.training.objectives import OutputLayer
+from hf_specdec.training.parallel import Processes
 from hf_specdec.training.settings import TrainingSettings
 from hf_specdec.training.windows import Windows
 
@@ -64,6 +65,17 @@ class WindowExamples:
         vocab_size = network.config.vocab_size
         self._loss = DraftLoss(settings, corpus, documents, vocab_size, ids, self._table.device)
 
+    @property
+    def tokens_per_example(self) -> int:
+        """See `Examples`."""
+        return self._windows.index.shape[1]
+
+    @property
+    def blocks(self) -> Tensor | None:
+        """See `Examples`."""
+        blocks = self._windows.corpus.blocks
+        return None if blocks is None else blocks[self._windows.index[:, 0]]
+
     def __len__(self) -> int:
         return len(self._windows)
 
@@ -95,8 +107,8 @@ class MTPTrainer(TrainingLoop):
     """Trains the MTP layer of ``model`` in place, and freezes everything else in it.
 
     Args:
-        model: a MiMo whose MTP layer is float32, such as `mimo_from_llama` makes; the rest may be
-            in any dtype.
+        model: a MiMo whose MTP layer is float32, such as `mimo_from_decoder` makes; the rest may
+            be in any dtype.
         settings: see `TrainingSettings`; ``batch_size`` counts windows.
         output_dir: see the module.
         ground_truth: corpus of stage 1; ``None`` leaves the stage out.
@@ -105,6 +117,9 @@ class MTPTrainer(TrainingLoop):
             every window, and is what the layer's recycled output is trained by.
         window_length: entries of a window.
         progress: show a bar.
+        num_evaluated_drafts: drafts of a step that acceptance is measured for; ``None``: those
+            that are trained for.
+        processes: which train together; ``None``: this one alone.
 
     Raises:
         TypeError: a model that is no MiMo.
@@ -125,19 +140,26 @@ class MTPTrainer(TrainingLoop):
         num_draft_tokens: int = 1,
         window_length: int = 256,
         progress: bool = True,
+        num_evaluated_drafts: int | None = None,
+        processes: Processes | None = None,
     ) -> None:
         self.network = MiMoMTP(model)
         _check_model(model)
         if num_draft_tokens < 1:
             raise ValueError(f"num_draft_tokens={num_draft_tokens} must be at least 1")
+        if num_evaluated_drafts is not None and num_evaluated_drafts < 1:
+            raise ValueError(f"num_evaluated_drafts={num_evaluated_drafts} must be at least 1")
         if window_length < 2:
             raise ValueError(f"window_length={window_length} must be at least 2")
         self.model = model
         self.num_draft_tokens = num_draft_tokens
+        self.num_evaluated_drafts = num_evaluated_drafts or num_draft_tokens
         self.window_length = window_length
         model.requires_grad_(False)
         layers = model.model.mtp_layers.requires_grad_(True)
-        super().__init__(layers, settings, output_dir, ground_truth, self_generated, progress)
+        super().__init__(
+            layers, settings, output_dir, ground_truth, self_generated, progress, processes
+        )
 
     def load_best(self) -> None:
         """Put the best layers into the model, as they were saved: ready for ``save_pretrained``.
@@ -167,7 +189,7 @@ class MTPTrainer(TrainingLoop):
 
     def _hold_out(self, corpus: Corpus, documents: Tensor) -> HeldOutDocuments:
         most = self.settings.evaluate_positions
-        return HeldOutDocuments(corpus, documents, self.num_draft_tokens, most)
+        return HeldOutDocuments(corpus, documents, self.num_evaluated_drafts, most)
 
     def _measure(self) -> Acceptance:
         return self.held_out.measure(self.network, self.settings.precision == "bf16")
@@ -179,14 +201,13 @@ class MTPTrainer(TrainingLoop):
             for name, tensor in self.model.model.mtp_layers.state_dict().items()
         }
         path = self.output_dir / "training" / _BEST
-        partial = path.with_suffix(".tmp")
-        save_file(tensors, partial)
-        os.replace(partial, path)
+        write_whole(path, lambda partial: save_file(tensors, partial))
 
     def _model_values(self) -> dict[str, Any]:
         ignored = ("transformers_version", "dtype", "_name_or_path", "architectures")
         values = self.model.config.to_dict()
-        values |= {"num_draft_tokens": self.num_draft_tokens, "window_length": self.window_length}
+        names = ("num_draft_tokens", "num_evaluated_drafts", "window_length")
+        values |= {name: getattr(self, name) for name in names}
         return {key: value for key, value in values.items() if key not in ignored}
 
 

@@ -94,13 +94,31 @@ class Positions:
         )
 
 
-def epoch_order(num_positions: int, epoch: int, seed: int) -> Tensor:
-    """The order of one pass, int64 ``[num_positions]``: a function of its arguments alone."""
+def epoch_order(num_positions: int, epoch: int, seed: int, blocks: Tensor | None = None) -> Tensor:
+    """The order of one pass, int64 ``[num_positions]``: a function of its arguments alone.
+
+    Args:
+        num_positions: N.
+        epoch: number of the pass.
+        seed: of the order.
+        blocks: int64 ``[N]``; examples of one block stay together, the blocks in random order.
+    """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    return torch.randperm(num_positions, generator=generator)
+    order = torch.randperm(num_positions, generator=generator)
+    if blocks is None:
+        return order
+    rank = torch.randperm(int(blocks.max()) + 1, generator=generator)
+    return order[rank[blocks[order]].argsort(stable=True)]
 
 
-def step_positions(order: dict[int, Tensor], step: int, size: int, total: int, seed: int) -> Tensor:
+def step_positions(
+    order: dict[int, Tensor],
+    step: int,
+    size: int,
+    total: int,
+    seed: int,
+    blocks: Tensor | None = None,
+) -> Tensor:
     """Numbers 0 .. total - 1 of the examples of one step, int64 ``[size]``.
 
     Passes follow each other without a gap, so a step can end one and begin the next. Because the
@@ -112,12 +130,13 @@ def step_positions(order: dict[int, Tensor], step: int, size: int, total: int, s
         size: examples per step.
         total: number of examples.
         seed: of the orders.
+        blocks: see `epoch_order`.
     """
     first, last = step * size, (step + 1) * size
     pieces = []
     for epoch in range(first // total, (last - 1) // total + 1):
         if epoch not in order:
-            order[epoch] = epoch_order(total, epoch, seed)
+            order[epoch] = epoch_order(total, epoch, seed, blocks)
         start = epoch * total
         pieces.append(order[epoch][max(first - start, 0) : min(last - start, total)])
     for old in [epoch for epoch in order if epoch < first // total]:

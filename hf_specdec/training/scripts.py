@@ -9,6 +9,7 @@ Boundary: token ids and numbers. `self_generation` runs them.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -133,9 +134,10 @@ class PromptScripts:
         return [Forced(rest), answer] if rest else [answer]
 
     def settings(self) -> dict[str, Any]:
-        """Number of prompts, length and temperatures."""
+        """Number of prompts and a sum over them, length and temperatures."""
         return {
             "num_prompts": len(self._prompts),
+            "prompts_sha256": _sha256(self._prompts),
             "max_new_tokens": self._max_new_tokens,
             "temperatures": vars(self._temperatures),
         }
@@ -214,6 +216,13 @@ class ChatScripts:
             "temperatures": vars(self._temperatures),
             "user_temperature": self._user_temperature,
         }
+
+
+def _sha256(prompts: Sequence[Sequence[int]]) -> str:
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(repr([int(token) for token in prompt]).encode())
+    return digest.hexdigest()[:16]
 
 
 def _template_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str]:

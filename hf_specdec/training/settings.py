@@ -83,10 +83,14 @@ class TrainingSettings:
         betas, weight_decay: of AdamW.
         clip_norm: gradients are scaled down to this norm.
         head_decay: head i counts ``head_decay ** i`` in the loss.
+        head_weights: what each head counts instead, one number for each; ``None``: by head_decay.
+        accumulation: a step's examples are run in so many parts, each on its own, which takes less
+            memory. The examples of a step are ``batch_size`` in any case.
         objective: ``"distillation"`` towards the target's probabilities, or ``"cross_entropy"`` on
             the tokens of the text.
         distill_top_k: most probable tokens of the target that are distilled.
-        num_sampled: draw so many ids per step for a sampled softmax; 0 computes the full one.
+        num_sampled: draw so many ids per step for a sampled softmax; 0 computes the full one, as
+            does a vocabulary that has no more ids than are drawn and frequent.
         num_frequent: ids that are part of every sampled softmax, by frequency.
         precision: ``"bf16"`` runs the forward under autocast, ``"fp32"`` does not.
         held_out_every: one document in so many is for evaluation only.
@@ -103,6 +107,8 @@ class TrainingSettings:
     weight_decay: float = 0.01
     clip_norm: float = 1.0
     head_decay: float = 0.8
+    head_weights: tuple[float, ...] | None = None
+    accumulation: int = 1
     objective: Literal["distillation", "cross_entropy"] = "distillation"
     distill_top_k: int = 8
     num_sampled: int = 0
@@ -127,12 +133,44 @@ class TrainingSettings:
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name}={value!r} must be one of {', '.join(allowed)}")
-        for name in ("distill_top_k", "evaluate_every", "evaluate_positions", "checkpoint_every"):
+        counts = ("distill_top_k", "evaluate_every", "evaluate_positions", "checkpoint_every")
+        for name in (*counts, "accumulation"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
+        if self.head_weights is not None and not (
+            self.head_weights and min(self.head_weights) >= 0 and max(self.head_weights) > 0
+        ):
+            raise ValueError(
+                f"head_weights={self.head_weights} must be one number for each head, none of them "
+                "negative and not all 0"
+            )
         for name in ("num_sampled", "num_frequent"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name}={value} must not be negative")
+
+    def weights_of(self, heads: int) -> tuple[float, ...]:
+        """What each of ``heads`` heads counts in the loss.
+
+        Raises:
+            ValueError: ``head_weights`` is of another length.
+        """
+        if self.head_weights is None:
+            return tuple(self.head_decay**i for i in range(heads))
+        if len(self.head_weights) != heads:
+            raise ValueError(
+                f"head_weights has {len(self.head_weights)} numbers, but there are {heads} heads"
+            )
+        return self.head_weights
+
+    def check_parts(self, processes: int) -> None:
+        """Raise ValueError unless a step can be divided among processes and ``accumulation``."""
+        parts = self.accumulation * processes
+        for name in ("ground_truth", "self_generated"):
+            if (size := getattr(self, name).batch_size) % parts:
+                raise ValueError(
+                    f"{name}.batch_size={size} can't be divided among {processes} processes with "
+                    f"accumulation={self.accumulation}; choose a multiple of {parts}"
+                )
 
 
 def ibm_settings() -> TrainingSettings:

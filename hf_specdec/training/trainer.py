@@ -22,10 +22,12 @@ from transformers.utils.logging import (
 )
 
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
+from hf_specdec.training.checkpoint import write_folder
 from hf_specdec.training.corpus import Corpus
 from hf_specdec.training.evaluation import Acceptance, HeldOutPositions
 from hf_specdec.training.loop import TrainingLoop
 from hf_specdec.training.losses import HeadLosses
+from hf_specdec.training.parallel import Processes
 from hf_specdec.training.positions import Positions
 from hf_specdec.training.settings import TrainingSettings
 
@@ -51,6 +53,17 @@ class PositionExamples:
         self._losses = HeadLosses(model, settings, corpus, documents)
         self._device = model.device
 
+    @property
+    def tokens_per_example(self) -> int:
+        """See `Examples`."""
+        return 1
+
+    @property
+    def blocks(self) -> Tensor | None:
+        """See `Examples`."""
+        blocks = self._positions.corpus.blocks
+        return None if blocks is None else blocks[self._positions.index]
+
     def __len__(self) -> int:
         return len(self._positions)
 
@@ -71,6 +84,7 @@ class Trainer(TrainingLoop):
         ground_truth: corpus of stage 1; ``None`` leaves the stage out.
         self_generated: corpus of stage 2; ``None`` leaves the stage out.
         progress: show a bar.
+        processes: which train together; ``None``: this one alone.
 
     Raises:
         ValueError: no corpus, one of another target, a model that is not float32, or a
@@ -87,9 +101,12 @@ class Trainer(TrainingLoop):
         ground_truth: Corpus | None = None,
         self_generated: Corpus | None = None,
         progress: bool = True,
+        processes: Processes | None = None,
     ) -> None:
         self.model = model
-        super().__init__(model, settings, output_dir, ground_truth, self_generated, progress)
+        super().__init__(
+            model, settings, output_dir, ground_truth, self_generated, progress, processes
+        )
 
     def _check_corpus(self, name: str, corpus: Corpus) -> None:
         metadata, config = corpus.metadata, self.model.config
@@ -124,6 +141,8 @@ def save_speculator(
 ) -> None:
     """Save a copy in ``dtype`` (``"bfloat16"``, ``"float16"``, ``"float32"``); the model stays.
 
+    A folder that holds an older one keeps it until the new one is complete.
+
     Args:
         model: the speculator. ``config.base_model_name_or_path`` should name its target.
         directory: for ``save_pretrained``.
@@ -133,7 +152,8 @@ def save_speculator(
     # A bar for every save would tear up the one of the training.
     disable_progress_bar()
     try:
-        copy.deepcopy(model).to(getattr(torch, dtype)).save_pretrained(directory)
+        saved = copy.deepcopy(model).to(getattr(torch, dtype))
+        write_folder(Path(directory), saved.save_pretrained)
     finally:
         if was_enabled:
             enable_progress_bar()

@@ -8,12 +8,14 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
 )
 
 import hf_specdec
-from hf_specdec.modeling.mimo import MiMoForCausalLM, mimo_from_llama
+from hf_specdec.modeling.mimo import MiMoForCausalLM, mimo_from_decoder, mimo_from_llama
 
 LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
@@ -59,6 +61,36 @@ def test_the_logits_are_the_same(fields, tmp_path):
     assert type(again) is MiMoForCausalLM
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert torch.equal(again(ids).logits, expected)
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize("family", ["qwen2", "mistral"])
+@torch.no_grad()
+def test_other_families_say_the_same(family, tie):
+    config = {
+        "qwen2": lambda: Qwen2Config(**SIZES, sliding_window=4, tie_word_embeddings=tie),
+        "mistral": lambda: MistralConfig(
+            **SIZES, sliding_window=None, head_dim=12, tie_word_embeddings=tie
+        ),
+    }[family]()
+    torch.manual_seed(0)
+    target: Any = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in target.parameters():
+        # Biases begin as zeros.
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model = mimo_from_decoder(target)
+    ids = torch.randint(64, (2, 40))
+    assert torch.equal(model(ids).logits, target(ids).logits)
+    ours: Any = model.model.mtp_layers[0]
+    theirs = target.model.layers[-1].self_attn.q_proj
+    expected = theirs.bias if family == "qwen2" else torch.zeros(len(theirs.weight))
+    assert torch.equal(ours.self_attn.q_proj.bias, expected)
 
 
 @torch.no_grad()
@@ -128,6 +160,24 @@ class TestRefusals:
         other: Any = Qwen2ForCausalLM(config)
         with pytest.raises(TypeError, match="target must be a LlamaForCausalLM, got Qwen2"):
             mimo_from_llama(other)
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            MistralConfig(**SIZES, sliding_window=8),
+            Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1),
+        ],
+        ids=lambda config: config.model_type,
+    )
+    def test_windows(self, config):
+        target = AutoModelForCausalLM.from_config(config)
+        with pytest.raises(ValueError, match=r"target\.config\.sliding_window=8"):
+            mimo_from_decoder(target)
+
+    def test_families_that_compute_something_else(self):
+        target = AutoModelForCausalLM.from_config(Qwen3Config(**SIZES, head_dim=8))
+        with pytest.raises(TypeError, match="one of LlamaForCausalLM, .*, got Qwen3ForCausalLM"):
+            mimo_from_decoder(target)
 
     def test_quantized_weights(self):
         target = llama()

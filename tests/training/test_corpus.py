@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hf_specdec.training import Corpus, CorpusMetadata, CorpusWriter, Document
+from hf_specdec.training.corpus import ShardedRows
 
 METADATA = CorpusMetadata("a/target", 4, 50, 3, "self_generated", {"lengths": (1, 2)})
 
@@ -44,6 +45,7 @@ def test_documents_come_back_across_shards(tmp_path):
 def test_rows_of_several_shards_in_any_shape(tmp_path):
     write(tmp_path, range(7), tokens_per_shard=10)
     hidden = Corpus(tmp_path).hidden
+    assert isinstance(hidden, ShardedRows)
     everything = hidden[torch.arange(len(hidden))]
     index = torch.tensor([[len(hidden) - 1, 0, 11], [10, 9, 30]])
     assert torch.equal(hidden[index], everything[index])

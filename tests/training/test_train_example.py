@@ -1,11 +1,13 @@
-"""The example, end to end, with a tiny Llama in place of SmolLM2."""
+"""The examples, end to end, with a tiny Llama in place of SmolLM2."""
 
 import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForCausalLM
+
+import hf_specdec
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_smollm2_drafter.py"
 
@@ -21,26 +23,23 @@ def example(monkeypatch):
     return module
 
 
-def test_smoke(example, target, tokenizer, tmp_path, capsys):
+@pytest.mark.parametrize("kind", ["mlp", "mtp"])
+def test_smoke(kind, example, target, tokenizer, tmp_path, capsys):
     arguments = ["--smoke", "--corpus", str(tmp_path / "corpus"), "--out", str(tmp_path / "out")]
-    arguments += ["--draft-vocab", "40", "--heads", "2", "--tokens", "2000"]
-    result = example.main(arguments, lambda: (target, tokenizer))
+    result = example.main(arguments, lambda: (target, tokenizer), kind)
     printed = capsys.readouterr().out
-    assert "40 draft ids cover" in printed
     assert f"{result.best.mean_acceptance_length:.2f}" in printed
-    drafter = AutoModel.from_pretrained(tmp_path / "out")
-    assert drafter.config.base_model_name_or_path == example.TARGET_NAME
     prompt = torch.tensor([[1, 3, 2, 1, 4, 20]])
     settings = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 20, "do_sample": False}
     plain = target.generate(prompt, **settings)
-    assert torch.equal(target.generate(prompt, assistant_model=drafter.float(), **settings), plain)
-    # Started again, with the corpus as it is and the run complete, it only reports.
-    arguments[arguments.index("2000")] = "0"
-    arguments += ["--everyday-tokens", "0"]
-    assert example.main(arguments, lambda: (target, tokenizer)) == result
-
-
-def test_sizes_that_are_given_win_over_smoke(example):
-    base = ["--corpus", "c", "--out", "o", "--smoke"]
-    assert example.parse_arguments(base).rows == 16
-    assert example.parse_arguments([*base, "--rows", "5"]).rows == 5
+    if kind == "mlp":
+        drafter = AutoModel.from_pretrained(tmp_path / "out")
+        assert drafter.config.base_model_name_or_path == example.DEMO_NAME
+        output = target.generate(prompt, assistant_model=drafter.float(), **settings)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        hf_specdec.attach(model, {"method": "mtp", "num_speculative_tokens": 1})
+        output = model.generate(prompt, **settings)
+    assert torch.equal(output, plain)
+    # Started again, it only reports.
+    assert example.main(arguments, lambda: (target, tokenizer), kind) == result
