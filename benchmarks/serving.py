@@ -37,14 +37,15 @@ from pathlib import Path
 import openai
 import torch
 import transformers
-from prompts import CHAT
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hf_specdec.benchmarking import PROMPT_SETS
 from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY, load_demo_pair
 
+PROMPTS = PROMPT_SETS["general"]
 SERVERS = ("batched", "serial", "undrafted", "transformers")
 SOAK_CLIENTS = 8
 ABANDONED = 20  # one request in so many
@@ -170,7 +171,7 @@ def measure(server, prompts, arguments, advance):
 
 
 def throughput(arguments, console):
-    prompts = [CHAT[i % len(CHAT)] for i in range(arguments.requests)]
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(arguments.requests)]
     rounds = {name: [] for name in arguments.servers}
     with (
         pair_folders(arguments, console) as (target, drafter),
@@ -255,7 +256,8 @@ def expected_texts(target, jobs, advance):
 
 def soak(arguments, console):
     kinds = [
-        (prompt, limit) for prompt, limit in zip(CHAT * 3, [16, 48, 32] * len(CHAT), strict=True)
+        (prompt, limit)
+        for prompt, limit in zip(PROMPTS * 3, [16, 48, 32] * len(PROMPTS), strict=True)
     ][: max(arguments.soak // 5, 1)]
     with (
         pair_folders(arguments, console) as (target, drafter),
