@@ -8,109 +8,133 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from hf_specdec.cli.options import Device, Dtype, Target
+
 _DATA = "Data"
 _RECIPE = "Recipe (default: the preset's)"
 _SHAPE = "The drafter's shape (default: the preset's)"
 
 
 def train(
-    target: Annotated[
-        str, typer.Argument(help='Hub id or folder of the target; "demo" for the demo\'s.')
+    target: Target,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of the drafter; a run goes on there.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the drafter; an interrupted run goes on.")],
     kind: Annotated[
         Literal["mlp", "mtp"],
-        typer.Option(
-            help="An MLP speculator for any decoder; an MTP layer for Llama, Qwen2, Mistral."
-        ),
+        typer.Option(metavar="KIND", help="mlp, for any decoder; mtp, for Llama, Qwen2, Mistral."),
     ] = "mlp",
     preset: Annotated[
         Literal["small", "ibm"],
-        typer.Option(help="Where numbers that are not given come from; ibm: the published recipe."),
+        typer.Option(metavar="PRESET", help="small, or ibm: the published recipe."),
     ] = "small",
     time_budget: Annotated[
-        float | None, typer.Option(help="Minutes for all of it, generating included.")
+        float | None, typer.Option(metavar="X", help="Minutes for all of it.")
     ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="Text, JSONL, CSV or Parquet file, folder, or Hub data set (owner/name, "
-            "owner/name:config); may be repeated. Without, a chat model writes its own prompts.",
+            metavar="FILE|ID",
+            help="Texts, prompts or chats: files, folders, Hub data sets (owner/name:config). "
+            "Without, a chat model writes its own prompts.",
             rich_help_panel=_DATA,
         ),
     ] = None,
     text_column: Annotated[
-        str | None, typer.Option(help="Column with texts.", rich_help_panel=_DATA)
+        str | None, typer.Option(metavar="NAME", help="Column with texts.", rich_help_panel=_DATA)
     ] = None,
     prompt_column: Annotated[
-        str | None, typer.Option(help="Column with prompts.", rich_help_panel=_DATA)
+        str | None, typer.Option(metavar="NAME", help="Column with prompts.", rich_help_panel=_DATA)
     ] = None,
     messages_column: Annotated[
-        str | None, typer.Option(help="Column with conversations.", rich_help_panel=_DATA)
+        str | None,
+        typer.Option(metavar="NAME", help="Column with conversations.", rich_help_panel=_DATA),
     ] = None,
     split: Annotated[
-        str, typer.Option(help="Split of a Hub data set.", rich_help_panel=_DATA)
+        str, typer.Option(metavar="NAME", help="Split of a Hub data set.", rich_help_panel=_DATA)
     ] = "train",
     corpus: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the target's texts and states, which runs share (default: in OUT).",
+            metavar="DIR",
+            help="Of the target's texts, for several runs (default: in OUT).",
             rich_help_panel=_DATA,
         ),
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(min=0, help="To generate; 0: train on what there is.", rich_help_panel=_DATA),
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="To generate; 0: train on what there is.",
+            rich_help_panel=_DATA,
+        ),
     ] = None,
     text_tokens: Annotated[
         int | None,
-        typer.Option(min=0, help="Of given text, for stage 1.", rich_help_panel=_DATA),
+        typer.Option(metavar="N", min=0, help="Of given text, for stage 1.", rich_help_panel=_DATA),
     ] = None,
     keep_states: Annotated[
         bool | None,
         typer.Option(
-            help="Keep the target's states on the disk, or run it again in training (default: "
-            "if they fit).",
+            help="Keep the target's states on disk (default: if they fit).",
             rich_help_panel=_DATA,
         ),
     ] = None,
     answer_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Of a generated answer, at most.", rich_help_panel=_DATA),
+        typer.Option(
+            metavar="N", min=1, help="Of a generated answer, at most.", rich_help_panel=_DATA
+        ),
     ] = None,
     rows: Annotated[
         int | None,
-        typer.Option(min=1, help="Documents generated side by side.", rich_help_panel=_DATA),
+        typer.Option(
+            metavar="N", min=1, help="Documents generated side by side.", rich_help_panel=_DATA
+        ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Of the last stage.", rich_help_panel=_RECIPE)
+        int | None,
+        typer.Option(metavar="N", min=1, help="Of the last stage.", rich_help_panel=_RECIPE),
     ] = None,
     text_steps: Annotated[
-        int | None, typer.Option(min=1, help="Of stage 1, on text.", rich_help_panel=_RECIPE)
+        int | None,
+        typer.Option(metavar="N", min=1, help="Of stage 1, on text.", rich_help_panel=_RECIPE),
     ] = None,
     epochs: Annotated[
         float | None,
-        typer.Option(help="Passes over the last stage's data.", rich_help_panel=_RECIPE),
+        typer.Option(
+            metavar="X", help="Passes over the last stage's data.", rich_help_panel=_RECIPE
+        ),
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Peak of the schedule.", rich_help_panel=_RECIPE)
+        float | None,
+        typer.Option(metavar="X", help="Peak of the schedule.", rich_help_panel=_RECIPE),
     ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Positions (mlp) or windows (mtp) of a step.", rich_help_panel=_RECIPE
+            metavar="N",
+            min=1,
+            help="Positions (mlp) or windows (mtp) of a step.",
+            rich_help_panel=_RECIPE,
         ),
     ] = None,
     accumulation: Annotated[
-        int, typer.Option(min=1, help="Parts a step is run in.", rich_help_panel=_RECIPE)
+        int,
+        typer.Option(metavar="N", min=1, help="Parts a step is run in.", rich_help_panel=_RECIPE),
     ] = 1,
     head_weights: Annotated[
         str | None,
-        typer.Option(help='What each head counts, "1,0.8,0.6".', rich_help_panel=_RECIPE),
+        typer.Option(
+            metavar="X,X,..", help='What each head counts, "1,0.8,0.6".', rich_help_panel=_RECIPE
+        ),
     ] = None,
     sampled_softmax: Annotated[
         int | None,
-        typer.Option(min=0, help="Ids drawn a step; 0: all ids.", rich_help_panel=_RECIPE),
+        typer.Option(
+            metavar="N", min=0, help="Ids drawn a step; 0: all ids.", rich_help_panel=_RECIPE
+        ),
     ] = None,
     precision: Annotated[
         Literal["bf16", "fp32"] | None,
@@ -119,29 +143,41 @@ def train(
     patience: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Evaluations without progress to stop after.", rich_help_panel=_RECIPE
+            metavar="N",
+            min=1,
+            help="Evaluations without progress to stop after.",
+            rich_help_panel=_RECIPE,
         ),
     ] = None,
     evaluate_every: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps (default: forty evaluations).", rich_help_panel=_RECIPE),
+        typer.Option(
+            metavar="N", min=1, help="Steps (default: forty evaluations).", rich_help_panel=_RECIPE
+        ),
     ] = None,
     held_out_every: Annotated[
         int | None,
         typer.Option(
-            min=2, help="One document in so many is for evaluation.", rich_help_panel=_RECIPE
+            metavar="N",
+            min=2,
+            help="One document in so many is for evaluation.",
+            rich_help_panel=_RECIPE,
         ),
     ] = None,
     checkpoint_every: Annotated[
-        int | None, typer.Option(min=1, help="Steps.", rich_help_panel=_RECIPE)
+        int | None, typer.Option(metavar="N", min=1, help="Steps.", rich_help_panel=_RECIPE)
     ] = None,
-    seed: Annotated[int | None, typer.Option(rich_help_panel=_RECIPE)] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Of data, weights and order.", rich_help_panel=_RECIPE),
+    ] = None,
     heads: Annotated[
         int | None,
-        typer.Option(min=1, help="Draft tokens to train for.", rich_help_panel=_SHAPE),
+        typer.Option(metavar="N", min=1, help="Draft tokens to train for.", rich_help_panel=_SHAPE),
     ] = None,
     inner_dim: Annotated[
-        int | None, typer.Option(min=0, help="Width of an mlp's state.", rich_help_panel=_SHAPE)
+        int | None,
+        typer.Option(metavar="N", min=0, help="Width of an mlp's state.", rich_help_panel=_SHAPE),
     ] = None,
     share_target_weights: Annotated[
         bool | None,
@@ -149,29 +185,31 @@ def train(
     ] = None,
     draft_vocab: Annotated[
         int | None,
-        typer.Option(min=0, help="Ids it can draft; 0: all.", rich_help_panel=_SHAPE),
+        typer.Option(metavar="N", min=0, help="Ids it can draft; 0: all.", rich_help_panel=_SHAPE),
     ] = None,
     continue_from: Annotated[
         str | None,
-        typer.Option(help="Folder or Hub id of a drafter to begin with.", rich_help_panel=_SHAPE),
+        typer.Option(
+            metavar="NAME",
+            help="Drafter to begin with.",
+            rich_help_panel=_SHAPE,
+        ),
     ] = None,
     target_name: Annotated[
-        str | None, typer.Option(help="What the drafter calls its target (default: TARGET).")
+        str | None,
+        typer.Option(metavar="NAME", help="The drafter's name for it (default: TARGET)."),
     ] = None,
-    dtype: Annotated[
-        Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Of the target.")
-    ] = "auto",
-    device: Annotated[
-        str, typer.Option(help='"cpu", "cuda", ...; "auto": a GPU if torch sees one.')
-    ] = "auto",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
 ) -> None:
     """Train a drafter for a target, on text that the target writes itself.
 
     \b
-    hf-specdec train demo --out my-drafter --time-budget 60
-    hf-specdec train my-model --kind mlp --data prompts.jsonl --out my-drafter
-    hf-specdec train my-llama --kind mtp --data owner/chats --corpus corpora --out my-mtp
-    accelerate launch --num-processes 2 -m hf_specdec train my-model --out my-drafter
+    Examples:
+      hf-specdec train demo --out my-drafter --time-budget 60
+      hf-specdec train my-model --kind mlp --data prompts.jsonl --out my-drafter
+      hf-specdec train my-llama --kind mtp --data owner/chats --corpus corpora --out my-mtp
+      torchrun --nproc-per-node 2 -m hf_specdec train my-model --out my-drafter
     """
     options = dict(locals())
     started = time.monotonic()
