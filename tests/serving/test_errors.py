@@ -101,6 +101,25 @@ def test_a_body_that_is_no_json_object(running, body):
         assert data["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("path", "param", "body"),
+    [
+        ("completions", "prompt", '{"prompt": "a\\ud800"}'),
+        ("completions", "stop", '{"prompt": "x", "stop": "\\ud800"}'),
+        ("completions", "repetition_penalty", '{"prompt": "x", "repetition_penalty": Infinity}'),
+        ("completions", "logit_bias", f'{{"prompt": "x", "logit_bias": {{"{"9" * 5000}": 1}}}}'),
+        ("chat/completions", "messages", '{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+        ("responses", "metadata", '{"input": "x", "metadata": {"a": NaN}}'),
+        ("responses", "instructions", '{"input": "x", "instructions": "\\ud800"}'),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_what_no_tokenizer_takes_and_no_answer_may_contain(running, path, param, body):
+    status, data = post(running, f"/v1/{path}", body)
+    assert status == 400
+    assert data["error"]["param"] == param and len(data["error"]["message"]) < 300
+
+
 def test_addresses_that_arent_there(running):
     assert post(running, "/v1/embeddings", {})[0] == 404
     assert post(running, "/v1/chat/completions", "", "GET")[0] == 405
