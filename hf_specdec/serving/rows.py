@@ -168,6 +168,6 @@ class BatchMonitor(RowStoppingCriteria, RowStreamer):
                 row.deliver(update)
 
     def _lose(self, row: Row, error: Exception) -> None:
-        """Let a row whose text can't be made fail alone; it leaves the batch with its next token."""
+        """Let a row whose text can't be made fail alone; its next token is its last."""
         logger.error("a row failed", exc_info=error)
         row.fail(f"{type(error).__name__}: {error}")

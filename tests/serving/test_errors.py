@@ -177,11 +177,11 @@ def test_a_row_whose_text_cant_be_made_fails_alone(monkeypatch, method, stream):
 
     monkeypatch.setattr(RowText, method, fail)
     with serving(max_batch_size=2, batch_wait=10.0) as two, ThreadPoolExecutor(1) as pool:
-        other = pool.submit(two.client.chat.completions.create, **CHAT)
+        create: Any = two.client.chat.completions.create
+        other = pool.submit(create, **CHAT)
         wait_for(lambda: two.engine.num_waiting == 1)
         with pytest.raises(openai.APIError, match="KeyError: 'arguments'"):
-            answer: Any = two.client.chat.completions.create(**CHAT, stop=["never"], stream=stream)
-            list(answer)
+            list(create(**CHAT, stop=["never"], stream=stream))
         text = other.result().choices[0].message.content
         assert text == two.greedy(two.chat_prompt("hello"))
         metrics = two.server._application.telemetry.text()
