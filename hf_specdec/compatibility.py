@@ -243,6 +243,15 @@ def check_processors(processors: LogitsProcessorList, num_rows: int) -> None:
         )
 
 
+def check_ranks(synced_gpus: bool) -> None:
+    """Raise ValueError if ranks would have to run the same number of forwards."""
+    if synced_gpus:
+        raise ValueError(
+            "synced_gpus=True isn't available together with assistant_model: ranks would have to "
+            "run the same number of forwards. Set synced_gpus=False."
+        )
+
+
 def check_streamer(streamer: Any, num_rows: int) -> None:
     """Raise ValueError for a streamer that takes one row, and a batch of several."""
     if streamer is not None and num_rows > 1 and not isinstance(streamer, RowStreamer):

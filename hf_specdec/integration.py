@@ -223,11 +223,7 @@ def _decode(
     **model_kwargs: Any,
 ) -> GenerateDecoderOnlyOutput | torch.Tensor:
     """What ``_assisted_decoding`` is called with, served by `SpeculativeDecoder`."""
-    if synced_gpus:
-        raise ValueError(
-            "synced_gpus=True isn't available together with assistant_model: ranks would have to "
-            "run the same number of forwards. Set synced_gpus=False."
-        )
+    compatibility.check_ranks(synced_gpus)
     device = target.get_output_embeddings().weight.device
     num_rows = input_ids.shape[0]
     compatibility.check_inputs(input_ids, model_kwargs.get("attention_mask"), model_kwargs)

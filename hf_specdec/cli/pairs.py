@@ -102,8 +102,17 @@ def load_target(name: str, dtype: DtypeName, device: torch.device) -> tuple[Any,
         name: Hub id or folder.
         dtype: ``"auto"``: the checkpoint's.
         device: where it is put.
+
+    Raises:
+        OSError, ValueError: it can't be loaded.
     """
-    config = AutoConfig.from_pretrained(name)
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"TARGET {name} is neither a folder with a config.json that transformers knows nor a "
+            f"Hub id that can be loaded: {error}"
+        ) from None
     auto: Any = AutoModelForCausalLM
     if config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         auto = AutoModelForImageTextToText

@@ -44,12 +44,24 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 
 
 def split_lines(text: str) -> tuple[str, ...]:
-    """The lines that aren't empty."""
-    return tuple(line for line in (line.strip() for line in text.splitlines()) if line)
+    """The lines that aren't empty.
+
+    Other separators that ``str.splitlines`` knows, such as a form feed, are a part of a prompt.
+    """
+    return tuple(line for line in (line.strip() for line in text.split("\n")) if line)
 
 
 def items_of(prompts: Sequence[str]) -> list[PromptItem]:
-    """Prompts that are texts."""
+    """Prompts that are texts.
+
+    Raises:
+        typer.BadParameter: bytes that are no UTF-8, as a shell can pass them.
+    """
+    for number, prompt in enumerate(prompts, start=1):
+        if not _is_unicode(prompt):
+            raise typer.BadParameter(
+                f"argument {number} ({prompt!r}) is not text in UTF-8", param_hint="PROMPT"
+            )
     return [PromptItem(index, prompt) for index, prompt in enumerate(prompts)]
 
 
@@ -82,13 +94,16 @@ def read_items(lines: Iterable[str], name: str, field: str | None = None) -> lis
                 name, number, f"has no field {wanted} but {sorted(row)}; name it with --field"
             )
         seed = row.get("seed")
-        if not (_is_text_or_messages(row[key]) and (seed is None or type(seed) is int)):
+        is_seed = seed is None or (type(seed) is int and -(2**63) <= seed < 2**63)
+        if not (_is_text_or_messages(row[key]) and is_seed):
             raise _wrong_line(
                 name,
                 number,
                 f"must have in {key!r} a text, or messages with role and content, and as seed, if "
-                "it has one, an integer",
+                "it has one, an integer of 64 bits",
             )
+        if not _is_unicode(row[key]):
+            raise _wrong_line(name, number, f"has half a surrogate pair in {key!r}")
         items.append(PromptItem(len(items), row[key], seed))
     if not items:
         raise typer.BadParameter(f"{name} has no prompt in it", param_hint="--input")
@@ -103,6 +118,15 @@ def _is_text_or_messages(value: Any) -> bool:
         and bool(value)
         and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
     )
+
+
+def _is_unicode(value: Any) -> bool:
+    """Whether a tokenizer takes it; JSON may have ``"\\ud800"``, which no text in UTF-8 has."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _wrong_line(name: str, number: int, what: str) -> typer.BadParameter:

@@ -32,7 +32,14 @@ MinP = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Plus a prompt's index: its seed [0].", rich_help_panel=_PANEL),
+    typer.Option(
+        # A prompt's index still fits beside it into 64 bits.
+        min=-(2**63),
+        max=2**62,
+        metavar="N",
+        help="Plus a prompt's index: its seed [0].",
+        rich_help_panel=_PANEL,
+    ),
 ]
 
 

@@ -80,5 +80,8 @@ class BlockStreamer(BaseStreamer):
         if new_text:
             self._console.print(Text(new_text, style=style), end="", soft_wrap=True)
         if text.endswith("\n"):
-            # Nothing before a line's end changes any more: long texts needn't be decoded again.
-            self._token_ids, self._printed = [], 0
+            # Nothing before a line's end changes any more: long texts needn't be decoded again. The
+            # last token stays, as some tokenizers drop a space that a text begins with.
+            self._token_ids = self._token_ids[-1:]
+            kept = self._tokenizer.decode(self._token_ids, skip_special_tokens=True)
+            self._printed = len(kept)

@@ -111,7 +111,12 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Rows in the queue."""
-        return len(self._waiting)
+        return sum(not row.cancelled for row in self._waiting)
+
+    @property
+    def max_waiting(self) -> int:
+        """Most rows in the queue."""
+        return self._limits.max_waiting
 
     @property
     def num_running(self) -> int:
@@ -125,14 +130,15 @@ class Engine:
             QueueFullError: they don't fit; none of them was taken.
         """
         with self._changed:
+            # Nobody waits for those any more, though a running batch has yet to end.
+            self._waiting = [row for row in self._waiting if not row.cancelled]
             if len(self._waiting) + len(rows) > self._limits.max_waiting:
                 raise QueueFullError(f"{len(self._waiting)} texts are waiting already")
             self._waiting += rows
             self._changed.notify_all()
 
     def _work(self, index: int) -> None:
-        while batch := self._next_batch():
-            self._running[index] = batch
+        while batch := self._next_batch(index):
             try:
                 self._generate(batch)
             except Exception as error:
@@ -144,7 +150,7 @@ class Engine:
             # Or the last batch would live until the next one comes.
             del batch
 
-    def _next_batch(self) -> list[Row]:
+    def _next_batch(self, index: int) -> list[Row]:
         """Wait for rows, then a little for more of them; empty when there is nothing left to do."""
         with self._changed:
             free_since = time.monotonic()
@@ -162,6 +168,8 @@ class Engine:
                 if len(batch) == self._limits.max_batch_size or left <= 0:
                     taken = set(map(id, batch))
                     self._waiting = [row for row in self._waiting if id(row) not in taken]
+                    # While the lock is held, or `stop` could miss them.
+                    self._running[index] = batch
                     return batch
                 self._changed.wait(left)
 

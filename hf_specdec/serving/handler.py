@@ -175,6 +175,15 @@ class SpeculativeHandler(BaseHandler):
         served, engine = self.served, self.engine
         config = served.target.generation_config
         sampling = Sampling.of_request(request, config, served.vocab_size)
+        num_rows = sum(want.num_choices for want in wanted)
+        if num_rows > engine.max_waiting:
+            raise ApiError(
+                400,
+                f"The request asks for {num_rows} texts, and this server queues at most "
+                f"{engine.max_waiting}. Send several requests",
+                "n",
+                "too_many_choices",
+            )
         job = Job(engine)
         seed = request.seed if request.seed is not None else secrets.randbits(63)
         for want in wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -186,6 +187,21 @@ class ResponsesRequest(GenerationFields):
     prompt: Any = None
 
 
+def _check_encodable(body: dict[str, Any]) -> None:
+    """Raise ApiError for what Python reads, but no tokenizer takes and no answer may contain."""
+    for name, value in body.items():
+        try:
+            json.dumps({name: value}, ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, RecursionError) as error:
+            raise ApiError(
+                400,
+                f"{name!r} has half a surrogate pair, a number that is not finite, or too many "
+                f"levels: {error}",
+                name,
+                "invalid_value",
+            ) from None
+
+
 RequestT = TypeVar("RequestT", bound=GenerationFields)
 
 
@@ -195,6 +211,7 @@ def parse(kind: type[RequestT], body: dict[str, Any]) -> RequestT:
     Raises:
         ApiError: 400, naming the field that is wrong or can't be served.
     """
+    _check_encodable(body)
     try:
         request = kind.model_validate(body)
     except ValidationError as error:

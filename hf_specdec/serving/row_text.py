@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,7 +115,17 @@ class RowText:
             # A row may end inside a structure, such as half a tool call: then there is none.
             with contextlib.suppress(ValueError, RuntimeError):
                 events += self._parser.finalize()[1]
-        return response_events_to_chunks(events) + unparsed
+        return [piece for event in events for piece in _pieces(event)] + unparsed
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=self._parser is None)
+
+
+def _pieces(event: dict[str, Any]) -> list[Any]:
+    """What an event of the parser says."""
+    try:
+        return response_events_to_chunks([event])
+    except (AttributeError, KeyError, TypeError):
+        # A tool call in JSON, but without a name or arguments: it is shown as it is.
+        value = event.get("value")
+        return [json.dumps(value.get("function") if isinstance(value, dict) else value)]

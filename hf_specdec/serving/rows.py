@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from hf_specdec.serving.sampling import Sampling
 from hf_specdec.stopping import RowStoppingCriteria
 from hf_specdec.streaming import RowStep, RowStreamer
 
+logger = logging.getLogger(__name__)
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -35,7 +37,7 @@ class Row:
     """One text to generate.
 
     The engine's thread writes it; the request's side reads it after the last update, and may set
-    ``cancelled`` at any time.
+    ``cancelled`` at any time. A row that has ``failed`` has had its last update.
 
     Args:
         prompt_ids: at least one token.
@@ -64,7 +66,7 @@ class Row:
         self._text = text
         self._deliver = deliver
         self._streams = streams
-        self.cancelled = False
+        self.cancelled = self.failed = False
         self.num_tokens = 0
         self.stats = SpeculationStats()
         self.finish_reason: FinishReason | None = None
@@ -75,7 +77,7 @@ class Row:
 
     def accept(self, token_ids: Sequence[int]) -> int | None:
         """Take tokens; returns how many, if the row ends with one of them."""
-        if self.cancelled:
+        if self.cancelled or self.failed:
             self.finish_reason = "cancelled"
             self.num_tokens += 1
             return 1
@@ -100,16 +102,23 @@ class Row:
                 self.finish_reason = "stop" if step.token_ids[-1] in end_ids else "length"
             self.finished = now
 
-    def deliver(self) -> None:
-        """Hand over the text that is new: all of it at the end, before that only when streaming."""
+    def update(self) -> Update | None:
+        """The text that is new: all of it at the end, before that only when streaming."""
         if self.finished is not None:
-            self._deliver(Update(self._text.release(final=True), is_last=True))
-        elif self._streams and (pieces := self._text.release()):
-            self._deliver(Update(pieces))
+            return Update(self._text.release(final=True), is_last=True)
+        if self._streams and (pieces := self._text.release()):
+            return Update(pieces)
+        return None
+
+    def deliver(self, update: Update) -> None:
+        """Hand an update over."""
+        self._deliver(update)
 
     def fail(self, error: str) -> None:
-        """Deliver that there is no result."""
-        self._deliver(Update(is_last=True, error=error))
+        """Deliver that there is no result, once."""
+        if not self.failed:
+            self.failed = True
+            self._deliver(Update(is_last=True, error=error))
 
 
 class BatchMonitor(RowStoppingCriteria, RowStreamer):
@@ -134,14 +143,31 @@ class BatchMonitor(RowStoppingCriteria, RowStreamer):
 
     def first_stop(self, row: int, token_ids: Sequence[int]) -> int | None:
         """See `RowStoppingCriteria.first_stop`."""
-        return self._rows[row].accept(token_ids)
+        try:
+            return self._rows[row].accept(token_ids)
+        except Exception as error:
+            self._lose(self._rows[row], error)
+            return 1
 
     def put_rows(self, steps: list[RowStep]) -> None:
         """See `RowStreamer.put_rows`."""
         for step in steps:
             row = self._rows[step.row]
             row.record(step, self._end_ids)
+            if row.failed:
+                continue
+            try:
+                update = row.update()
+            except Exception as error:
+                self._lose(row, error)
+                continue
             if step.is_last:
                 # First, so that a client that has its answer finds it counted.
                 self._on_finished(row)
-            row.deliver()
+            if update is not None:
+                row.deliver(update)
+
+    def _lose(self, row: Row, error: Exception) -> None:
+        """Let a row whose text can't be made fail alone; its next token is its last."""
+        logger.error("a row failed", exc_info=error)
+        row.fail(f"{type(error).__name__}: {error}")

@@ -108,10 +108,12 @@ class Sampling:
 def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
     pairs = []
     for key, value in bias.items():
-        if not key.isdecimal() or int(key) >= vocab_size:
+        # Python doesn't read numbers of thousands of digits.
+        is_number = key.isdecimal() and len(key) <= len(str(vocab_size))
+        if not is_number or int(key) >= vocab_size:
             raise ApiError(
                 400,
-                f"logit_bias: {key!r} must be a token id from 0 to {vocab_size - 1}",
+                f"logit_bias: {key[:20]!r} must be a token id from 0 to {vocab_size - 1}",
                 "logit_bias",
                 "invalid_value",
             )

@@ -173,7 +173,20 @@ def test_lines_that_are_over_are_not_decoded_again() -> None:
         streamer.put(ids("ab\n"))
     streamer.end()
     assert "".join(text for text, _ in console.printed) == "ab\n" * 5
-    assert CountingTokenizer.longest == 3
+    assert CountingTokenizer.longest == 4
+
+
+def test_a_line_that_is_indented_stays_so() -> None:
+    class LlamasTokenizer(ByteTokenizer):
+        def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+            return super().decode(token_ids, skip_special_tokens).removeprefix(" ")
+
+    console = RecordingConsole()
+    streamer = BlockStreamer(cast(PreTrainedTokenizerBase, LlamasTokenizer()), console)
+    for block in (PROMPT_IDS, ids("if x:\n"), ids(" y()\n"), ids(" z")):
+        streamer.put(block)
+    streamer.end()
+    assert "".join(text for text, _ in console.printed) == "if x:\n y()\n z"
 
 
 def test_one_row_may_have_a_batch_dimension() -> None:

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from tiny_pairs import TEMPLATE, make_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
 
 from hf_specdec.cli import generate as generate_module
 from hf_specdec.cli.app import app
+from hf_specdec.cli.prompt_files import items_of, split_lines
 from hf_specdec.cli.streaming import ACCEPTED_STYLE
 
 PROMPTS = ["a cat", "b", "the dog, or so", "xyz", "hello there"]
@@ -235,6 +237,9 @@ def test_options_that_contradict_are_refused(
         ('{"messages": [{"role": "user"}]}', "line 2 must have in 'messages' a text, or messages"),
         ('{"messages": []}', "line 2 must have in 'messages'"),
         ('{"prompt": "a", "seed": "b"}', "as seed, if it has one, an integer"),
+        (f'{{"prompt": "a", "seed": {2**63}}}', "as seed, if it has one, an integer of 64 bits"),
+        ('{"prompt": "a\\ud800"}', "line 2 has half a surrogate pair in 'prompt'"),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate pair in 'messages'"),
     ],
 )
 def test_wrong_lines_are_named(line: str, message: str, tmp_path: Path) -> None:
@@ -243,6 +248,24 @@ def test_wrong_lines_are_named(line: str, message: str, tmp_path: Path) -> None:
     result = run("target", "--input", path)
     assert result.exit_code == 2
     assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"prompt": "\xff"}\n')
+    result = run("target", "--input", path)
+    assert result.exit_code == 2
+    assert "in.jsonl is not UTF-8" in " ".join(result.output.replace("│", " ").split())
+
+
+def test_an_argument_that_is_no_text_is_named() -> None:
+    with pytest.raises(typer.BadParameter, match=r"argument 2 \('\\udcff'\) is not text in UTF-8"):
+        items_of(["a", "\udcff"])
+
+
+def test_lines_end_with_line_ends_only() -> None:
+    text = "one\x0cpage\n two\u2028parts\r\n\nthree\x85\n"
+    assert split_lines(text) == ("one\x0cpage", "two\u2028parts", "three")
 
 
 @pytest.mark.parametrize(
@@ -274,5 +297,7 @@ def test_a_pair_that_does_not_fit_is_refused(
     assert result.exit_code == 1
     assert "it must be the Hub id or folder of a drafter" in result.output
     output = tmp_path / "out.jsonl"
-    assert run(tmp_path / "absent", "a", "--output", output).exit_code == 1
+    result = run(tmp_path / "absent", "a", "--output", output)
+    assert result.exit_code == 1
+    assert f"TARGET {tmp_path / 'absent'} is neither a folder with a config.json" in result.output
     assert not output.exists()

@@ -3,12 +3,15 @@
 import http.client
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
 import openai
 import pytest
 from serving_server import MODEL, Running, holding, serving, wait_for
+
+from hf_specdec.serving.row_text import RowText
 
 USER = {"role": "user", "content": "hello"}
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [USER], "temperature": 0}
@@ -52,7 +55,7 @@ def is_alive(running: Running) -> bool:
         ({"max_tokens": True}, 400, "max_tokens", "valid integer"),
         ({"max_tokens": 1000}, 400, "max_tokens", "behind it this model has 246 of its 256"),
         ({"n": 129}, 400, "n", "less than or equal to 128"),
-        ({"n": 100}, 503, None, "busy"),
+        ({"n": 100}, 400, "n", "asks for 100 texts.*at most 64"),
         ({"seed": 2**63}, 400, "seed", "less than"),
         ({"stop": [""]}, 400, "stop.0", "at least 1 character"),
         ({"stream": "yes"}, 400, "stream", "valid boolean"),
@@ -101,6 +104,25 @@ def test_a_body_that_is_no_json_object(running, body):
         assert data["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("path", "param", "body"),
+    [
+        ("completions", "prompt", '{"prompt": "a\\ud800"}'),
+        ("completions", "stop", '{"prompt": "x", "stop": "\\ud800"}'),
+        ("completions", "repetition_penalty", '{"prompt": "x", "repetition_penalty": Infinity}'),
+        ("completions", "logit_bias", f'{{"prompt": "x", "logit_bias": {{"{"9" * 5000}": 1}}}}'),
+        ("chat/completions", "messages", '{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+        ("responses", "metadata", '{"input": "x", "metadata": {"a": NaN}}'),
+        ("responses", "instructions", '{"input": "x", "instructions": "\\ud800"}'),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_what_no_tokenizer_takes_and_no_answer_may_contain(running, path, param, body):
+    status, data = post(running, f"/v1/{path}", body)
+    assert status == 400
+    assert data["error"]["param"] == param and len(data["error"]["message"]) < 300
+
+
 def test_addresses_that_arent_there(running):
     assert post(running, "/v1/embeddings", {})[0] == 404
     assert post(running, "/v1/chat/completions", "", "GET")[0] == 405
@@ -138,6 +160,34 @@ def test_a_batch_that_fails_takes_nothing_else_with_it(running):
     finally:
         handle.remove()
     assert is_alive(running)
+
+
+@pytest.mark.parametrize("method", ["push", "release"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_row_whose_text_cant_be_made_fails_alone(monkeypatch, method, stream):
+    original = getattr(RowText, method)
+    calls = []
+
+    def fail(self: Any, *args: Any, **options: Any) -> Any:
+        if self._stop == ("never",):
+            calls.append(self)
+            if len(calls) == 3 or options:
+                raise KeyError("arguments")
+        return original(self, *args, **options)
+
+    monkeypatch.setattr(RowText, method, fail)
+    with serving(max_batch_size=2, batch_wait=10.0) as two, ThreadPoolExecutor(1) as pool:
+        create: Any = two.client.chat.completions.create
+        other = pool.submit(create, **CHAT)
+        wait_for(lambda: two.engine.num_waiting == 1)
+        with pytest.raises(openai.APIError, match="KeyError: 'arguments'"):
+            list(create(**CHAT, stop=["never"], stream=stream))
+        text = other.result().choices[0].message.content
+        assert text == two.greedy(two.chat_prompt("hello"))
+        metrics = two.server._application.telemetry.text()
+        assert re.search('finished_reason="(stop|length)"} 1.0', metrics)
+        assert 'finished_reason="cancelled"} 0.0' in metrics
+        wait_for(lambda: two.engine.num_running == 0)
 
 
 def test_a_chat_template_that_refuses(running):

@@ -85,7 +85,7 @@ def test_the_others_of_its_batch_go_on():
 
 
 def test_a_client_that_hangs_up_in_the_queue_is_never_served():
-    with serving(max_batch_size=1) as running:
+    with serving(max_batch_size=1, max_waiting=1) as running:
         with holding(running.target) as hold:
             stream = running.client.completions.create(**LONG, stream=True)
             wait_for(lambda: running.engine.num_running == 1)
@@ -93,10 +93,15 @@ def test_a_client_that_hangs_up_in_the_queue_is_never_served():
             wait_for(lambda: running.engine.num_waiting == 1)
             connection.close()
             wait_for(lambda: running.gate.num_inside == 1)
+            # Its place is free at once, though the batch goes on.
+            assert running.engine.num_waiting == 0
+            later = running.client.completions.create(**{**LONG, "max_tokens": 2}, stream=True)
+            assert running.engine.num_waiting == 1
             hold.release()
         list(stream)
+        list(later)
         wait_for(lambda: running.gate.num_inside == 0 and running.engine.num_waiting == 0)
-        assert count(running, "batch_size_count") == 1
+        assert count(running, "batch_size_count") == 2
 
 
 def test_stopping_finishes_what_has_come_in_and_refuses_what_is_new():

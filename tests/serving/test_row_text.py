@@ -121,6 +121,12 @@ class TestParser:
         assert self.content(pieces) == "I add."
         assert not [p for p in pieces if isinstance(p, ToolCall)]
 
+    @pytest.mark.parametrize("call", ['{"name": "f"}', "[1]", "5", '{"arguments": {}}', "null"])
+    def test_json_that_is_no_tool_call_is_shown(self, call):
+        pieces = self.pieces(f"I add.<tool_call>{call}</tool_call> So.")
+        assert not [p for p in pieces if isinstance(p, ToolCall)]
+        assert self.content(pieces) == f"I add.{call} So."
+
     def test_a_tool_call_that_is_no_json_harms_nobody(self):
         pieces = self.pieces("I add.<tool_call>add(1, 2)</tool_call> and so on")
         assert not [p for p in pieces if isinstance(p, ToolCall)]

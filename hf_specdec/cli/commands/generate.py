@@ -137,8 +137,13 @@ def _items(prompts: list[str] | None, path: Path | None, field: str | None) -> l
             return read_items(sys.stdin, "standard input", field)
         if not path.is_file():
             raise typer.BadParameter(f"there is no file {path}", param_hint="--input")
-        with open(path, encoding="utf-8") as file:
-            return read_items(file, str(path), field)
+        try:
+            with open(path, encoding="utf-8") as file:
+                return read_items(file, str(path), field)
+        except UnicodeDecodeError as error:
+            raise typer.BadParameter(
+                f"{path} is not UTF-8 ({error}); convert it", param_hint="--input"
+            ) from None
     if prompts:
         return items_of(prompts)
     lines = () if sys.stdin.isatty() else split_lines(sys.stdin.read())
