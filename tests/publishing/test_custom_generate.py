@@ -273,6 +273,7 @@ def test_drafter_is_loaded_once(target, published, prompts, monkeypatch) -> None
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores: needs hf_spec"),
         ({"row_seeds": [1]}, "row_seeds: needs hf_specdec"),
         ({"use_cache": False}, "use_cache=False"),
+        ({"num_assistant_tokens": "auto"}, "num_assistant_tokens='auto' needs hf_specdec"),
         ({"num_assistant_tokens": 5}, "num_assistant_tokens=5 must be 0 to 4"),
         ({"cache": DynamicCache()}, "cache: needs hf_specdec"),
         ({"inputs_embeds": torch.zeros(1, 4, 32)}, "inputs_embeds: needs hf_specdec"),
