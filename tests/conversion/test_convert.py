@@ -429,6 +429,20 @@ def test_destination_is_not_overwritten(save, tmp_path: Path) -> None:
         convert(folder, tmp_path / "file", ConvertOptions(force=True))
 
 
+def test_destination_that_appears_meanwhile_stays(save, tmp_path: Path) -> None:
+    folder, _ = save()
+    new = tmp_path / "new"
+
+    def advance(amount: int, name: str) -> None:
+        new.mkdir(exist_ok=True)
+        (new / "mine.txt").write_text("mine")
+
+    with pytest.raises(ValueError, match="appeared while it was written"):
+        convert(folder, new, advance=advance)
+    assert [path.name for path in new.iterdir()] == ["mine.txt"]
+    assert not list(tmp_path.glob(".new*"))
+
+
 @pytest.mark.parametrize("name", ["new", "new.pth"])
 def test_failure_leaves_the_destination_as_it_was(
     save, tmp_path: Path, monkeypatch, name: str

@@ -1,5 +1,6 @@
 """The published loop, without hf_specdec: the tokens of plain ``generate``, or a clear refusal."""
 
+import builtins
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,21 @@ def test_padded_row_and_dictionary(target, published, prompts) -> None:
     settings = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
     expected = target.generate(**inputs, **settings).sequences
     assert generate(target, published, inputs, **settings).sequences.equal(expected)
+
+
+def test_no_more_is_drafted_than_the_length_allows(target, published, prompts, monkeypatch) -> None:
+    asked: list[int] = []
+    # The published file is run by its text: it is changed there.
+    file = published / "custom_generate" / "generate.py"
+    text = file.read_text()
+    assert text.count("draft = _propose(") == 1
+    file.write_text(text.replace("draft = _propose(", "draft = ASKED(_propose, "))
+    monkeypatch.setattr(
+        builtins, "ASKED", lambda f, *args: asked.append(args[-1]) or f(*args), raising=False
+    )
+    generate(target, published, one(prompts), max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    # Behind the first of three tokens one draft fits, behind the second none.
+    assert asked[0] == 1 and set(asked[1:]) <= {0}
 
 
 def test_drafter_is_loaded_once(target, published, prompts, monkeypatch) -> None:
