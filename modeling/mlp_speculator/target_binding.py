@@ -54,9 +54,7 @@ class TargetBinding:
             self.speculator.target_tables,
         )
 
-    def bound_to(
-        self: Bound, input_embeddings_weight: Tensor, lm_head_weight: Tensor
-    ) -> Bound:
+    def bound_to(self: Bound, input_embeddings_weight: Tensor, lm_head_weight: Tensor) -> Bound:
         """A second model with the same weights that stays bound to these tables.
 
         Unlike the model that ``bind_target`` was called on, it is not affected when another thread

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModel
 from typer.testing import CliRunner
@@ -28,19 +28,6 @@ def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def plain(model) -> dict[str, Tensor]:
     return {name.removeprefix(PREFIX): t for name, t in model.state_dict().items()}
-
-
-@pytest.fixture
-def save(make_speculator, tmp_path: Path):
-    """``save(**config)``: a speculator's folder, and the speculator."""
-
-    def make(dtype=torch.float32, **fields):
-        model = make_speculator(**fields).to(dtype)
-        folder = tmp_path / "source"
-        model.save_pretrained(folder)
-        return folder, model
-
-    return make
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -266,73 +253,6 @@ def test_tensors_beside_the_weights_are_not_lost(save, tmp_path: Path) -> None:
         convert(tmp_path / "fms.pth", tmp_path / "new", NO_SCALE)
 
 
-def split(folder: Path, names: list[str], index: dict[str, str] | None = None) -> None:
-    """Two shards in place of ``model.safetensors``; both have ``names``."""
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    half = list(tensors)[: len(tensors) // 2]
-    for file, has in (("a", half), ("b", [n for n in tensors if n not in half])):
-        shard = {name: tensors[name] for name in {*has, *names}}
-        save_file(shard, folder / f"{file}.safetensors", {"format": "pt"})
-    weight_map = {name: "a.safetensors" if name in half else "b.safetensors" for name in tensors}
-    content = {"weight_map": weight_map | (index or {})}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
-
-
-def test_tensor_in_two_shards(save, tmp_path: Path) -> None:
-    folder, _ = save()
-    split(folder, ["speculator.ln.0.bias"])
-    message = r"has \['speculator.ln.0.bias'\] twice, the second in b.safetensors"
-    with pytest.raises(ValueError, match=message):
-        convert(folder, tmp_path / "new")
-
-
-@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "run.py"])
-def test_index_does_not_lead_out_of_the_folder(save, tmp_path: Path, name: str) -> None:
-    folder, _ = save()
-    (tmp_path / "other").mkdir()
-    save_file({"x": torch.ones(1)}, tmp_path / "other" / "model.safetensors")
-    split(folder, [], {"x": name})
-    with pytest.raises(ValueError, match=f"names '{name}', which is no weights file's name"):
-        convert(folder, tmp_path / "new")
-
-
-def test_weights_that_are_not_read_are_said(save, tmp_path: Path) -> None:
-    folder, _ = save()
-    save_file({"x": torch.ones(1)}, folder / "extra.safetensors")
-    torch.save({}, folder / "pytorch_model.bin")
-    notes = convert(folder, tmp_path / "new").notes
-    for name in ("extra.safetensors", "pytorch_model.bin"):
-        assert f"beside the weights, not carried over: {name}" in notes
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("config.json", "{", "config.json' can't be read as JSON"),
-        ("config.json", "[]", "config.json' holds a list, no object"),
-        ("model.safetensors.index.json", "{}", "has no weight_map"),
-    ],
-)
-def test_damaged_json(save, tmp_path: Path, file: str, content: str, message: str) -> None:
-    folder, _ = save()
-    split(folder, [])
-    (folder / file).write_text(content)
-    with pytest.raises(ValueError, match=message):
-        convert(folder, tmp_path / "new")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [([torch.ones(1)], "holds a list, no dict"), ({"x": 1}, "no tensors")]
-)
-def test_bin_of_something_else(save, tmp_path: Path, content, message: str) -> None:
-    folder, _ = save()
-    (folder / "model.safetensors").unlink()
-    torch.save(content, folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=message):
-        convert(folder, tmp_path / "new")
-
-
 class Malicious:
     def __reduce__(self):
         return (Path.touch, (Path("was-run"),))
@@ -427,20 +347,6 @@ def test_destination_is_not_overwritten(save, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file, but a folder"):
         convert(folder, tmp_path / "file", ConvertOptions(force=True))
-
-
-def test_destination_that_appears_meanwhile_stays(save, tmp_path: Path) -> None:
-    folder, _ = save()
-    new = tmp_path / "new"
-
-    def advance(amount: int, name: str) -> None:
-        new.mkdir(exist_ok=True)
-        (new / "mine.txt").write_text("mine")
-
-    with pytest.raises(ValueError, match="appeared while it was written"):
-        convert(folder, new, advance=advance)
-    assert [path.name for path in new.iterdir()] == ["mine.txt"]
-    assert not list(tmp_path.glob(".new*"))
 
 
 @pytest.mark.parametrize("name", ["new", "new.pth"])

@@ -259,9 +259,12 @@ def test_no_more_is_drafted_than_the_length_allows(target, published, prompts, m
     text = file.read_text()
     assert text.count("draft = _propose(") == 1
     file.write_text(text.replace("draft = _propose(", "draft = ASKED(_propose, "))
-    monkeypatch.setattr(
-        builtins, "ASKED", lambda f, *args: asked.append(args[-1]) or f(*args), raising=False
-    )
+
+    def watched(propose, *args):
+        asked.append(args[-1])
+        return propose(*args)
+
+    monkeypatch.setattr(builtins, "ASKED", watched, raising=False)
     generate(target, published, one(prompts), max_new_tokens=3, min_new_tokens=3, do_sample=False)
     # Behind the first of three tokens one draft fits, behind the second none.
     assert asked[0] == 1 and set(asked[1:]) <= {0}
