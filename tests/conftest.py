@@ -1,10 +1,8 @@
 """What holds for every test: no network, one seed, one CPU thread, GPU tests only with a GPU."""
 
 import os
-from pathlib import Path
 
 import pytest
-import torch
 
 # Before transformers is imported: a test that asks for a model by its hub name must fail, not load.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -41,16 +39,3 @@ def _seed() -> None:
     """Gives every test the same random numbers, whatever ran before it."""
     if torch is not None:
         torch.manual_seed(SEED)
-
-
-@pytest.fixture
-def save(make_speculator, tmp_path: Path):
-    """``save(**config)``: a speculator's folder, and the speculator."""
-
-    def make(dtype=torch.float32, **fields):
-        model = make_speculator(**fields).to(dtype)
-        folder = tmp_path / "source"
-        model.save_pretrained(folder)
-        return folder, model
-
-    return make
