@@ -179,7 +179,7 @@ class SpeculativeDecoder:
     def _step(self) -> None:
         """Draft, verify, accept, roll back."""
         room = self._settings.max_length - min(self._host_lengths)
-        num_draft_tokens = min(self._draft_length.next(len(self._host_rows)), room - 1)
+        num_draft_tokens = self._draft_length.next(len(self._host_rows), room - 1)
         positions = self._positions(num_draft_tokens + 1)
 
         draft_ids, draft_probs = self._draft(num_draft_tokens, positions)

@@ -11,6 +11,7 @@ generation.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,23 +22,32 @@ from torch import Tensor, nn
 # Rows of the input that the layout is chosen for: a few tokens of a few texts.
 _ROWS = 16
 _DTYPES = (torch.bfloat16, torch.float32)
+# Bytes in the middle of a weight that are compared before each use. Writes through ``weight.data``,
+# as merging a LoRA adapter does, are counted nowhere; they change nearly all numbers.
+_SAMPLE = 256
+_Identity = tuple[int, int, bytes]
 
 
 class PackedLinear(nn.Linear):
     """An ``nn.Linear`` with a packed copy of its weight, which serves forwards without gradients.
 
     `pack_weights` turns layers into these and back. A weight that has changed since, in place or
-    for another, makes the layer an ordinary one again; so do copies and pickles of it.
+    for another, makes the layer an ordinary one again; so do copies and pickles of it. Under
+    autocast, which computes in another dtype, the ordinary forward is used.
     """
 
     _packed: Tensor | None = None
-    _packed_from: tuple[int, int] | None = None
+    _packed_from: _Identity | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         """``input @ weight.T + bias``, ``[.., in_features]`` to ``[.., out_features]``."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or not self._is_current():
             return nn.Linear.forward(self, input)
-        if input.dtype != self.weight.dtype or not input.numel():
+        if (
+            input.dtype != self.weight.dtype
+            or not input.numel()
+            or torch.is_autocast_enabled("cpu")
+        ):
             return nn.Linear.forward(self, input)
         return torch.ops.mkldnn._linear_pointwise(input, self._packed, self.bias, "none", [], "")
 
@@ -59,8 +69,8 @@ def pack_weights(model: nn.Module) -> int:
     """Keep a packed copy of the weight of every linear layer of a model on CPU.
 
     For layers whose type is exactly ``nn.Linear``: quantised layers, adapters, and experts that are
-    kept as one tensor stay as they are. Weights that change later are noticed (see `PackedLinear`);
-    call again to pack them anew.
+    kept as one tensor stay as they are. Weights that change later are noticed (see `PackedLinear`),
+    but for a write through ``weight.data`` to a few rows alone; call again to pack them anew.
 
     Args:
         model: on CPU, in bfloat16 or float32; a target or a drafter.
@@ -70,7 +80,7 @@ def pack_weights(model: nn.Module) -> int:
 
     Raises:
         ValueError: a layer that is elsewhere or in another dtype, bfloat16 on a processor that
-            oneDNN has no kernels for, or no linear layer at all.
+            oneDNN has no kernels for, one that isn't contiguous, or no linear layer at all.
         RuntimeError: this build of torch has no oneDNN.
     """
     if not torch.backends.mkldnn.is_available():
@@ -80,13 +90,14 @@ def pack_weights(model: nn.Module) -> int:
         raise ValueError(f"model={type(model).__name__} has no nn.Linear to pack")
     for name, layer in layers:
         _check(name, layer.weight)
-    packed_bytes = 0
-    for _, layer in layers:
-        packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _ROWS)
+    # All of them first: out of memory in the middle leaves the model as it was.
+    packed = [
+        torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _ROWS) for _, layer in layers
+    ]
+    for (_, layer), copy in zip(layers, packed, strict=True):
         layer.__class__ = PackedLinear
-        layer._packed, layer._packed_from = packed, _identity(layer.weight)
-        packed_bytes += layer.weight.nbytes
-    return packed_bytes
+        layer._packed, layer._packed_from = copy, _identity(layer.weight)
+    return sum(layer.weight.nbytes for _, layer in layers)
 
 
 def unpack_weights(model: nn.Module) -> None:
@@ -119,9 +130,12 @@ def _make_ordinary(layer: PackedLinear) -> None:
     layer.__class__ = nn.Linear  # type: ignore[assignment]
 
 
-def _identity(weight: Tensor) -> tuple[int, int]:
-    """Changes when the weight does: its memory, and a count of the writes to it."""
-    return weight.data_ptr(), weight._version
+def _identity(weight: Tensor) -> _Identity:
+    """Changes when the weight does: its place, a count of the writes to it, and a sample of it."""
+    place, middle = weight.data_ptr(), weight.nbytes // 2
+    # Through torch's own operations this would take as long as a small multiplication.
+    sample = ctypes.string_at(place + middle, min(_SAMPLE, weight.nbytes - middle))
+    return place, weight._version, sample
 
 
 def _check(name: str, weight: Tensor) -> None:
@@ -134,6 +148,11 @@ def _check(name: str, weight: Tensor) -> None:
         raise ValueError(
             f"model has {name}.weight in {weight.dtype}; pack_weights works in bfloat16 and "
             "float32: load the model with one of them"
+        )
+    if not weight.is_contiguous():
+        raise ValueError(
+            f"model has {name}.weight with strides {weight.stride()}, a view of another tensor; "
+            "make it its own with .contiguous()"
         )
     if weight.is_inference():
         raise ValueError(

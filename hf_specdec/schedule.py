@@ -45,15 +45,16 @@ class DraftLength:
         """No step drafts more than this."""
         return self.initial if self.schedule == "constant" else max(self.initial, self.most)
 
-    def next(self, num_rows: int) -> int:
-        """K for a step over ``num_rows`` active rows."""
+    def next(self, num_rows: int, most: int) -> int:
+        """K for a step over ``num_rows`` active rows, at most ``most``."""
+        most = min(self.current, most)
         if self.per_batch_size is None:
-            return self.current
+            return most
         allowed = self.per_batch_size[0][2]
         for start, _, k in self.per_batch_size:
             if num_rows >= start:
                 allowed = k
-        return min(self.current, allowed)
+        return min(most, allowed)
 
     def update(self, num_draft_tokens: int, accepted: Sequence[int]) -> None:
         """Learn from a step: K, and how many drafts each row accepted."""

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_models import _target
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -64,3 +65,16 @@ def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     make_tokenizer().save_pretrained(folder / "target")
     random_speculator(target).save_pretrained(folder / "drafter")
     return folder / "target", folder / "drafter"
+
+
+@pytest.fixture
+def save(make_speculator, tmp_path: Path):
+    """``save(**config)``: a speculator's folder, and the speculator."""
+
+    def make(dtype=torch.float32, **fields):
+        model = make_speculator(**fields).to(dtype)
+        folder = tmp_path / "source"
+        model.save_pretrained(folder)
+        return folder, model
+
+    return make

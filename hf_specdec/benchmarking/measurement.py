@@ -105,10 +105,11 @@ class _PairedRuns:
         calls.plain(group, WARM_UP_TOKENS)
         drafters = [self._assistant(group, number, record.k) for record in records]
         # Also the warm-up of the timed runs.
-        told = [self._tell(group, record, d) for record, d in zip(records, drafters, strict=True)]
+        for record, drafter in zip(records, drafters, strict=True):
+            self._tell(group, record, drafter)
         for repeat in range(self._workload.repeats):
             turned = repeat % 2 == 1
-            reference, texts = self._timed_round(group, records, drafters, told, turned)
+            reference, texts = self._timed_round(group, records, drafters, turned)
             if repeat == 0:
                 for record, text in zip(records, texts, strict=True):
                     self._compare(group, record, reference, text)
@@ -135,18 +136,16 @@ class _PairedRuns:
         settle(drafter, lambda: calls.new_tokens(calls.speculative(group, drafter, k), group))
         return drafter
 
-    def _tell(self, group: Group, record: RowRecord, drafter: Any) -> int:
-        """Take statistics; returns how many tokens a speculative run emits."""
+    def _tell(self, group: Group, record: RowRecord, drafter: Any) -> None:
+        """Take statistics."""
         output = self._calls.speculative(group, drafter, record.k, return_dict_in_generate=True)
         record.stats = record.stats + output.speculation
-        return output.speculation.num_new_tokens
 
     def _timed_round(
         self,
         group: Group,
         records: list[RowRecord],
         drafters: list[Any],
-        told: list[int],
         turned: bool,
     ) -> tuple[list[list[int]], list[list[list[int]]]]:
         """Plain, then each K, or the other way round; returns their texts."""
@@ -159,10 +158,13 @@ class _PairedRuns:
         for index in reversed(order) if turned else order:
             results[index] = self._memory.of(partial(timed, runs[index], calls.device))
         texts = [calls.new_tokens(sequences, group) for _, (_, sequences) in results]
+        # Each run's own: with K chosen on the way, or near-ties, they may differ.
+        counts = [sum(len(row) for row in text) for text in texts]
         plain_peak, (plain_seconds, _) = results[0]
-        num_plain = sum(len(row) for row in texts[0])
-        for record, count, (peak, (seconds, _)) in zip(records, told, results[1:], strict=True):
-            record.plain_seconds.append(plain_seconds / num_plain)
+        for record, count, (peak, (seconds, _)) in zip(
+            records, counts[1:], results[1:], strict=True
+        ):
+            record.plain_seconds.append(plain_seconds / counts[0])
             record.speculative_seconds.append(seconds / count)
             record.plain_peaks.append(plain_peak)
             record.speculative_peaks.append(peak)

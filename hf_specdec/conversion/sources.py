@@ -41,7 +41,8 @@ class Source:
         tensors: name to tensor, on the CPU; memory of the files' own where possible.
         config: the config's fields, ``None`` where there is none.
         files: what else is in the folder, relative to it: neither weights nor config.
-        left_out: keys beside the weights of an fms file, which are no part of the model.
+        left_out: what is beside the weights and not carried over: keys of an fms file that are no
+            part of the model, weights files of a folder that its checkpoint doesn't name.
     """
 
     path: Path
@@ -104,27 +105,61 @@ def _folder(path: Path) -> Source:
     config_file = path / "config.json"
     if not config_file.is_file():
         raise ValueError(f"SOURCE={str(path)!r} has no config.json, so it is no checkpoint folder")
-    config = json.loads(config_file.read_text(encoding="utf-8"))
+    config = _json(config_file)
     found = [name for name in _WEIGHTS if (path / name).is_file()]
     if not found:
         raise ValueError(f"SOURCE={str(path)!r} has no weights; looked for {', '.join(_WEIGHTS)}")
     first = found[0]
-    files = [first]
-    if first.endswith(".index.json"):
-        index = json.loads((path / first).read_text(encoding="utf-8"))
-        files = sorted(set(index["weight_map"].values()))
+    files = _shards(path, first) if first.endswith(".index.json") else [first]
     tensors: dict[str, Tensor] = {}
     for file in files:
-        if not (path / file).is_file():
-            raise ValueError(f"SOURCE={str(path)!r}: {first} names {file}, which isn't there")
-        if file.endswith(".safetensors"):
-            tensors |= load_file(path / file)
-        else:
-            tensors |= _unpickled(path / file)
+        shard = load_file(path / file) if file.endswith(".safetensors") else _pickled(path / file)
+        if twice := sorted(set(tensors) & set(shard)):
+            raise ValueError(f"SOURCE={str(path)!r} has {twice[:8]} twice, the second in {file}")
+        tensors |= shard
     kind = "safetensors" if files[0].endswith(".safetensors") else "pytorch .bin"
     if len(files) > 1:
         kind += f", {len(files)} shards"
-    return Source(path, kind, tensors, config, _other_files(path))
+    unread = sorted(p.name for p in path.iterdir() if p.suffix in (".safetensors", ".bin"))
+    left_out = tuple(name for name in unread if name not in files)
+    return Source(path, kind, tensors, config, _other_files(path), left_out)
+
+
+def _shards(path: Path, index: str) -> list[str]:
+    """The files that an index names."""
+    weight_map = _json(path / index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"SOURCE={str(path)!r}: {index} has no weight_map")
+    files = sorted({str(name) for name in weight_map.values()})
+    for file in files:
+        # A name with a folder in it could lead out of the checkpoint.
+        if Path(file).name != file or not file.endswith((".safetensors", ".bin")):
+            raise ValueError(
+                f"SOURCE={str(path)!r}: {index} names {file!r}, which is no weights file's name"
+            )
+        if not (path / file).is_file():
+            raise ValueError(f"SOURCE={str(path)!r}: {index} names {file}, which isn't there")
+    return files
+
+
+def _pickled(path: Path) -> dict[str, Tensor]:
+    """The tensors of a ``.bin`` file."""
+    content = _unpickled(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"SOURCE: {str(path)!r} holds a {type(content).__name__}, no dict")
+    if others := [key for key, value in content.items() if not isinstance(value, Tensor)]:
+        raise ValueError(f"SOURCE: {others[:8]} in {str(path)!r} are no tensors")
+    return dict(content)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"SOURCE: {str(file)!r} can't be read as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"SOURCE: {str(file)!r} holds a {type(content).__name__}, no object")
+    return content
 
 
 def _other_files(path: Path) -> tuple[Path, ...]:

@@ -207,6 +207,8 @@ def _num_draft_tokens(drafter: Any, wish: Any) -> int:
     most = drafter.config.n_predict
     if wish is None:
         return most
+    if wish == "auto":
+        raise ValueError(f"num_assistant_tokens='auto' needs hf_specdec: {_INSTALL}")
     if isinstance(wish, bool) or not isinstance(wish, int) or not 0 <= wish <= most:
         raise ValueError(
             f"num_assistant_tokens={wish!r} must be 0 to {most}: this drafter has n_predict={most} "

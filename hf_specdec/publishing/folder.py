@@ -26,7 +26,7 @@ from hf_specdec.publishing.facts import (
     is_hub_id,
     read_config,
 )
-from hf_specdec.publishing.measurements import RESULT_FILE, SPEED_FILE
+from hf_specdec.publishing.measurements import RESULT_FILE, SPEED_FILE, last_parts
 from hf_specdec.publishing.remote_code import REMOTE_CODE, copied, is_copied, remote_code_files
 from hf_specdec.publishing.whole_files import write_whole
 
@@ -99,11 +99,12 @@ def publish_folder(folder: Path, options: PublishOptions | None = None) -> Publi
     _check_weights(folder, config)
     facts = _facts(folder, options)
     _check_target(options.target, config)
-    files = _code(folder, facts)
+    files: dict[str, str | bytes] = {**_code(folder, facts)}
     if facts.result is not None:
         files[RESULT_FILE.as_posix()] = json.dumps(facts.result, indent=2) + "\n"
     if facts.speed is not None:
-        files[SPEED_FILE.as_posix()] = json.dumps(facts.speed.content, indent=2) + "\n"
+        content = _speed_without_places(facts.speed.content, str(facts.base_model))
+        files[SPEED_FILE.as_posix()] = json.dumps(content, indent=2) + "\n"
     files["config.json"] = json.dumps(facts.config, indent=2, sort_keys=True) + "\n"
     with tempfile.TemporaryDirectory() as temporary:
         if options.tokenizer and not has_tokenizer(folder):
@@ -171,6 +172,17 @@ def _without_places(result: dict[str, Any], base_model: str) -> dict[str, Any]:
     return {**result, "target": target, "training": training}
 
 
+def _speed_without_places(content: dict[str, Any], base_model: str) -> dict[str, Any]:
+    """A benchmark without names of folders."""
+    settings = dict(content.get("settings", {}))
+    for name in ("target", "drafter"):
+        value = settings.get(name)
+        # A word such as demo or mtp is no folder.
+        if isinstance(value, str) and not is_hub_id(value) and Path(value).name != value:
+            settings[name] = base_model if name == "target" else Path(value).name
+    return last_parts({**content, "settings": settings} if settings else content)
+
+
 def _check_weights(folder: Path, config: dict[str, Any]) -> None:
     if not any(folder.glob("*.safetensors")):
         raise ValueError(
@@ -216,7 +228,7 @@ def _code(folder: Path, facts: CardFacts) -> dict[str, str]:
     return files
 
 
-def _tokenizer(target: str, temporary: Path) -> dict[str, str]:
+def _tokenizer(target: str, temporary: Path) -> dict[str, bytes]:
     """The files of the target's tokenizer."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(target)
@@ -227,7 +239,7 @@ def _tokenizer(target: str, temporary: Path) -> dict[str, str]:
         ) from None
     tokenizer.save_pretrained(temporary)
     return {
-        file.relative_to(temporary).as_posix(): file.read_text(encoding="utf-8")
+        file.relative_to(temporary).as_posix(): file.read_bytes()
         for file in sorted(temporary.rglob("*"))
         if file.is_file()
     }

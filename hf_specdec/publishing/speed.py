@@ -92,6 +92,9 @@ def read_speed(file: Path) -> Speed:
     words = [f"{name} {machine[name]}" for name in _MACHINE if machine.get(name)]
     tokens = settings.get("max_new_tokens", machine.get("new_tokens"))
     words += [f"{tokens} new tokens"] * bool(tokens)
+    if packed := settings.get("pack_weights"):
+        # Part of the speed-up is then not the drafter's.
+        words.append(f"pack_weights {packed}")
     return Speed(tuple(_row(row) for row in rows), ", ".join(words), content)
 
 

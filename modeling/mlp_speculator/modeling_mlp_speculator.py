@@ -22,7 +22,6 @@ Source: Wertheimer et al. 2024, "Accelerating Production LLMs with Combined Toke
 Speculators" (arXiv 2404.19124), and IBM's published checkpoints (``*-accelerator``).
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +46,7 @@ from .configuration_mlp_speculator import MLPSpeculatorConfig
 from .loading import check_loaded, tied_weight_names
 from .loss import IGNORE_INDEX, mean_cross_entropy
 from .network import MLPSpeculatorNetwork, SpeculatorNorm
-from .target_tables import borrow
+from .target_binding import TargetBinding
 
 ChooseFn = Callable[[int, Tensor, Tensor | None], Tensor]
 
@@ -68,7 +67,7 @@ class MLPSpeculatorOutput(ModelOutput):
     head_losses: Tensor | None = None
 
 
-class MLPSpeculatorPreTrainedModel(CardOnSave, PreTrainedModel):  # type: ignore[misc]
+class MLPSpeculatorPreTrainedModel(CardOnSave, TargetBinding, PreTrainedModel):  # type: ignore[misc]
     """The complete MLP speculator.
 
     The class name is the one that the published configs give as ``architectures``.
@@ -313,80 +312,6 @@ class MLPSpeculatorPreTrainedModel(CardOnSave, PreTrainedModel):  # type: ignore
         check_last_position(self.config, hidden_states, input_ids)
         check_tree(self.config, branches, keep)
         return grow_candidates(self.speculator, hidden_states, input_ids, branches, keep)
-
-    def bind_target(self, input_embeddings_weight: Tensor, lm_head_weight: Tensor) -> None:
-        """Lend the target's token tables to a speculator with ``share_target_weights``.
-
-        The tables are referred to, not copied, unless the dtype differs (one cast) or the draft
-        vocabulary is reduced (its ``lm_head`` rows are gathered). They are neither saved nor moved
-        with the speculator, and receive no gradient. Binding the same, unchanged tensors again does
-        nothing; after the target, the speculator's device or its dtype changed, bind again.
-
-        Args:
-            input_embeddings_weight: the target's input embedding [>= V, d].
-            lm_head_weight: the target's output weight [>= V, d].
-
-        Raises:
-            ValueError: without ``share_target_weights``, or for a table of the wrong shape, dtype
-                or device.
-        """
-        if not self.config.share_target_weights:
-            raise ValueError(
-                "bind_target is for a speculator with share_target_weights=True; this one has "
-                "its own emb and head weights and needs no target"
-            )
-        self.speculator.target_tables = borrow(
-            self.config,
-            input_embeddings_weight,
-            lm_head_weight,
-            self.speculator.draft_token_ids,
-            self.speculator.reference,
-            self.speculator.target_tables,
-        )
-
-    def bound_to(
-        self, input_embeddings_weight: Tensor, lm_head_weight: Tensor
-    ) -> "MLPSpeculatorPreTrainedModel":
-        """A second model with the same weights that stays bound to these tables.
-
-        Unlike the model that ``bind_target`` was called on, it is not affected when another thread
-        binds another target. Arguments and errors are those of ``bind_target``.
-        """
-        self.bind_target(input_embeddings_weight, lm_head_weight)
-        view, network = copy.copy(self), copy.copy(self.speculator)
-        # Not self.speculator's tables: they may be another thread's by now.
-        network.target_tables = borrow(
-            self.config,
-            input_embeddings_weight,
-            lm_head_weight,
-            network.draft_token_ids,
-            network.reference,
-            self.speculator.target_tables,
-        )
-        view._modules = {**self._modules, "speculator": network}
-        return view
-
-    def set_draft_token_ids(self, token_ids: Tensor) -> None:
-        """Name the target ids a reduced draft vocabulary covers; before this they are 0 .. Vd-1.
-
-        A target that was bound has to be bound again.
-
-        Args:
-            token_ids: distinct target ids, int64 [Vd]. They are saved with the weights.
-
-        Raises:
-            ValueError: without ``draft_vocab_size``, or for ids that are not Vd distinct ones
-                below V.
-        """
-        buffer = self.speculator.draft_token_ids
-        if buffer is None:
-            raise ValueError(
-                "set_draft_token_ids needs a config with draft_vocab_size > 0, it is 0"
-            )
-        check_draft_token_ids(self.config, token_ids)
-        buffer.copy_(token_ids)
-        # Its lm_head rows were gathered for the ids before.
-        self.speculator.target_tables = None
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Aliases of tied weights: by ``config.tie_weights``, never by ``tie_word_embeddings``."""

@@ -149,6 +149,23 @@ def test_a_row_has_the_numbers_of_its_runs(pair, monkeypatch) -> None:
     assert min(row.plain_first_token, row.speculative_first_token) > 0
 
 
+def test_each_timed_run_counts_its_own_tokens(pair, monkeypatch) -> None:
+    """As where rounding ends a text earlier in one run than in the one before."""
+    monkeypatch.setattr(
+        "hf_specdec.benchmarking.measurement.timed", lambda call, device: (2.0, call())
+    )
+    speculative = Calls.speculative
+
+    def shorter(self, group, assistant, k, max_new_tokens=None, **extra: Any) -> Any:
+        tokens = max_new_tokens if extra else 4
+        return speculative(self, group, assistant, k, tokens, **extra)
+
+    monkeypatch.setattr(Calls, "speculative", shorter)
+    (row,) = measure(pair, Workload(PROMPTS, ks=["auto"], max_new_tokens=12, repeats=1))
+    assert row.plain_tokens_per_second == pytest.approx(6.0)
+    assert row.speculative_tokens_per_second == pytest.approx(2.0)
+
+
 def test_statistics_are_those_of_the_calls(pair, target) -> None:
     workload = Workload(PROMPTS, ks=[2], batches=[3], max_new_tokens=20, repeats=1)
     (row,) = measure(pair, workload)

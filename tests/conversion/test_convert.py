@@ -30,19 +30,6 @@ def plain(model) -> dict[str, Tensor]:
     return {name.removeprefix(PREFIX): t for name, t in model.state_dict().items()}
 
 
-@pytest.fixture
-def save(make_speculator, tmp_path: Path):
-    """``save(**config)``: a speculator's folder, and the speculator."""
-
-    def make(dtype=torch.float32, **fields):
-        model = make_speculator(**fields).to(dtype)
-        folder = tmp_path / "source"
-        model.save_pretrained(folder)
-        return folder, model
-
-    return make
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("tied", "scaled"), [(False, False), (True, True)])
 def test_to_fms_and_back_is_exact(save, tmp_path: Path, dtype, tied: bool, scaled: bool) -> None:

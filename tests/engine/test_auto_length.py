@@ -41,7 +41,7 @@ class Machine:
         tokens = seconds = 0.0
         used = []
         for _ in range(num_steps):
-            k = self.length.next(rows)
+            k = self.length.next(rows, most=99)
             accepted = [self._accept(k) for _ in range(rows)]
             cost = self.step(rows, k)
             seconds += cost
@@ -112,6 +112,66 @@ def test_the_next_call_begins_with_what_was_learnt():
     measurements = Measurements()
     Machine(0.0, small_target, measurements=measurements).run(100)
     assert Machine(0.0, small_target, measurements=measurements).run(10)[1] == [0] * 10
+
+
+def test_a_k_that_was_measured_in_a_bad_moment_is_tried_again():
+    cost = {0: 1, 1: 1.4, 2: 1.1, 3: 1.6}
+    machine = Machine(0.6, lambda rows, k: cost[k])
+    for _ in range(2):
+        machine.length.measurements.record(1, 2, [2], 50.0)
+    used = machine.run(1500)[1]
+    assert used[-50:].count(2) > 40
+
+
+def test_short_calls_try_other_k_too():
+    cost = {0: 1, 1: 1.05, 2: 2.5, 3: 3}
+    measurements = Measurements()
+    for _ in range(60):
+        machine = Machine(0.9, lambda rows, k: cost[k], measurements=measurements)
+        used = machine.run(10)[1]
+    assert used.count(1) >= 9
+
+
+def test_a_drafter_that_stops_early_is_measured_by_what_was_asked_of_it():
+    machine = Machine(0.0, small_target)
+    for _ in range(10):
+        machine.length.next(1, most=99)
+        machine.now += 1
+        # One draft where three were allowed, and it was wrong.
+        machine.length.update(1, [0])
+    measured = machine.length.measurements
+    assert measured.is_measured(1, 3)
+    assert measured.is_measured(1, 0)
+    assert not measured.is_measured(1, 1)
+
+
+def test_what_is_left_to_generate_limits_k():
+    length = Machine(0.9, small_target).length
+    assert length.next(1, most=1) == 1
+    length.update(1, [1])
+    assert length.measurements.last_step(1, 1) == 1
+    assert length.next(1, most=0) == 0
+
+
+def test_measurements_are_used_by_one_thread_at_a_time():
+    class Watched(Measurements):
+        def record(self, *args):
+            assert self.lock.locked()
+            super().record(*args)
+
+        def rate(self, *args):
+            assert self.lock.locked()
+            return super().rate(*args)
+
+    Machine(0.5, small_target, measurements=Watched()).run(40)
+
+
+def test_a_clock_that_stands_still_does_no_harm():
+    length, used = Machine(0.9, small_target).length, []
+    for _ in range(20):
+        used.append(length.next(1, most=99))
+        length.update(used[-1], [used[-1]])
+    assert used.count(3) > 15
 
 
 def test_limits_by_batch_size_hold():

@@ -71,10 +71,18 @@ def test_generation_is_the_same(dtype, make_target, make_speculator, prompts, mo
     torch.testing.assert_close(target.generate(**inputs, max_new_tokens=20, do_sample=False), plain)
 
 
+def add_to_data(layer):
+    """As peft merges an adapter: no version is counted, and the memory stays the same."""
+    layer.weight.data += 0.01 * torch.randn(80, 1) @ torch.randn(1, 48)
+
+
 def test_a_changed_weight_is_used():
     states = torch.randn(3, 48)
     for change in (
         lambda layer: layer.weight.mul_(2),
+        add_to_data,
+        lambda layer: layer.weight.data.copy_(torch.randn(80, 48)),
+        lambda layer: setattr(layer.weight, "data", torch.randn(80, 48)),
         lambda layer: layer.load_state_dict({"weight": torch.randn(80, 48)}),
         lambda layer: setattr(layer, "weight", nn.Parameter(torch.randn(80, 48))),
         lambda layer: layer.to(torch.float64),
@@ -87,6 +95,31 @@ def test_a_changed_weight_is_used():
             torch.testing.assert_close(layer(given), ordinary(layer, given))
         assert type(layer) is nn.Linear
         assert "_packed" not in layer.__dict__
+
+
+def test_autocast_decides_the_dtype():
+    layer, states = packed_layer(), torch.randn(3, 48)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        result = layer(states)
+        assert result.dtype == torch.bfloat16
+        torch.testing.assert_close(result, ordinary(layer, states))
+    assert type(layer) is PackedLinear
+
+
+def test_memory_that_runs_out_leaves_the_model_as_it_was(monkeypatch):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    reorder, calls = torch.ops.mkldnn._reorder_linear_weight, []
+
+    def run_out(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise RuntimeError("not enough memory")
+        return reorder(*args)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", run_out)
+    with pytest.raises(RuntimeError, match="not enough memory"):
+        hf_specdec.pack_weights(model)
+    assert not any(type(layer) is PackedLinear for layer in model)
 
 
 def test_gradients_flow():
@@ -123,11 +156,18 @@ def test_what_is_no_plain_linear_stays():
     assert [type(layer) for layer in model] == [PackedLinear, Other]
 
 
+def strided():
+    layer = nn.Linear(8, 8)
+    layer.weight = nn.Parameter(torch.randn(8, 8).T)
+    return layer
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (nn.Embedding(3, 3), "model=Embedding has no nn.Linear to pack"),
         (nn.Linear(8, 8).half(), "in torch.float16; pack_weights works in bfloat16 and float32"),
+        (strided(), "with strides \\(1, 8\\)"),
         (nn.Linear(8, 8, device="meta"), "on meta; pack_weights is for models on CPU"),
     ],
 )

@@ -30,10 +30,11 @@ class Recorder(ScriptedDrafter):
 class TestByBatchSize:
     def test_gaps_keep_the_k_before_and_the_end_keeps_the_last(self):
         length = DraftLength(5, 5, [[1, 2, 4], [6, 8, 2], [9, 10, 0]])
-        assert [length.next(n) for n in range(1, 13)] == [4, 4, 4, 4, 4, 2, 2, 2, 0, 0, 0, 0]
+        assert [length.next(n, 9) for n in range(1, 13)] == [4, 4, 4, 4, 4, 2, 2, 2, 0, 0, 0, 0]
 
     def test_k_never_exceeds_the_calls_own(self):
-        assert DraftLength(2, 8, [[1, 8, 7]]).next(3) == 2
+        assert DraftLength(2, 8, [[1, 8, 7]]).next(3, 9) == 2
+        assert DraftLength(2, 8, [[1, 8, 7]]).next(3, 1) == 1
 
     def test_k_follows_the_rows_that_are_left(self, target, prompts):
         inputs = prompts(8)
@@ -112,7 +113,7 @@ class TestHeuristic:
         length = DraftLength(2, 6, None, "heuristic")
         seen = []
         for accepted in ([2], [4], [6], [5], [0], [0], [0], [0], [0], [0]):
-            k = length.next(1)
+            k = length.next(1, 99)
             seen.append(k)
             length.update(k, accepted)
         assert seen == [2, 4, 6, 6, 5, 4, 3, 2, 1, 1]

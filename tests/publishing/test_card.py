@@ -65,6 +65,13 @@ def test_numbers_are_those_of_the_files(tmp_path: Path) -> None:
         assert expected in text, expected
 
 
+def test_packed_weights_are_said_beside_the_speed(tmp_path: Path) -> None:
+    settings = {**SPEED["settings"], "pack_weights": "in speculative runs"}
+    (tmp_path / "speed.json").write_text(json.dumps({**SPEED, "settings": settings}))
+    card = model_card(facts(speed=read_speed(tmp_path / "speed.json")))
+    assert "128 new tokens, pack_weights in speculative runs." in card
+
+
 def test_what_was_not_measured_is_left_out() -> None:
     text = model_card(facts(base_model="owner/target"))
     assert re.findall("^## .*", text, re.MULTILINE) == ["## Use"]
@@ -99,6 +106,15 @@ def test_saved_speculator_has_a_card(folder: Path, make_speculator) -> None:
     (folder / "README.md").write_text("mine")
     make_speculator().save_pretrained(folder)
     assert (folder / "README.md").read_text() == "mine"
+
+
+def test_names_of_folders_are_not_in_a_saved_card(make_speculator, tmp_path: Path) -> None:
+    training = {**RESULT["training"], "continued_from": "/home/me/earlier"}
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "result.json").write_text(json.dumps({**RESULT, "training": training}))
+    make_speculator().save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "| continued from | earlier |" in card and "/home" not in card
 
 
 def test_only_the_main_process_writes_a_card(make_speculator, tmp_path: Path) -> None:

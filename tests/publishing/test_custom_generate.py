@@ -1,5 +1,6 @@
 """The published loop, without hf_specdec: the tokens of plain ``generate``, or a clear refusal."""
 
+import builtins
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,24 @@ def test_padded_row_and_dictionary(target, published, prompts) -> None:
     assert generate(target, published, inputs, **settings).sequences.equal(expected)
 
 
+def test_no_more_is_drafted_than_the_length_allows(target, published, prompts, monkeypatch) -> None:
+    asked: list[int] = []
+    # The published file is run by its text: it is changed there.
+    file = published / "custom_generate" / "generate.py"
+    text = file.read_text()
+    assert text.count("draft = _propose(") == 1
+    file.write_text(text.replace("draft = _propose(", "draft = ASKED(_propose, "))
+
+    def watched(propose, *args):
+        asked.append(args[-1])
+        return propose(*args)
+
+    monkeypatch.setattr(builtins, "ASKED", watched, raising=False)
+    generate(target, published, one(prompts), max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    # Behind the first of three tokens one draft fits, behind the second none.
+    assert asked[0] == 1 and set(asked[1:]) <= {0}
+
+
 def test_drafter_is_loaded_once(target, published, prompts, monkeypatch) -> None:
     loads = []
     load = custom_generate.AutoModel.from_pretrained
@@ -273,6 +292,7 @@ def test_drafter_is_loaded_once(target, published, prompts, monkeypatch) -> None
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores: needs hf_spec"),
         ({"row_seeds": [1]}, "row_seeds: needs hf_specdec"),
         ({"use_cache": False}, "use_cache=False"),
+        ({"num_assistant_tokens": "auto"}, "num_assistant_tokens='auto' needs hf_specdec"),
         ({"num_assistant_tokens": 5}, "num_assistant_tokens=5 must be 0 to 4"),
         ({"cache": DynamicCache()}, "cache: needs hf_specdec"),
         ({"inputs_embeds": torch.zeros(1, 4, 32)}, "inputs_embeds: needs hf_specdec"),

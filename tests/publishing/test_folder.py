@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from card_numbers import RESULT, SPEED
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from typer.testing import CliRunner
 
 from hf_specdec.cli.app import app
@@ -16,7 +16,8 @@ from hf_specdec.publishing.hub import files_to_push
 NAMED = PublishOptions(base_model="owner/target", tokenizer=False)
 CODE = [
     "arguments.py", "candidates.py", "card_on_save.py", "configuration_mlp_speculator.py",
-    "loading.py", "loss.py", "modeling_mlp_speculator.py", "network.py", "target_tables.py",
+    "loading.py", "loss.py", "modeling_mlp_speculator.py", "network.py", "target_binding.py",
+    "target_tables.py",
 ]  # fmt: skip
 GENERATE = ["custom_generate/generate.py", "custom_generate/requirements.txt"]
 
@@ -63,6 +64,19 @@ def test_everything_is_there(folder: Path, target_folder: Path, tokenizer) -> No
     assert files_to_push(folder) == sorted(contents(folder))
 
 
+def test_tokenizer_files_that_are_no_text(folder: Path, target_folder: Path, monkeypatch) -> None:
+    save = PreTrainedTokenizerBase.save_pretrained
+
+    def with_model(self, directory, *args, **kwargs):
+        (Path(directory) / "tokenizer.model").write_bytes(b"\x0a\xff\r\n\x00")
+        return save(self, directory, *args, **kwargs)
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", with_model)
+    options = PublishOptions(target=str(target_folder), base_model="owner/target")
+    assert "tokenizer.model" in publish_folder(folder, options).written
+    assert (folder / "tokenizer.model").read_bytes() == b"\x0a\xff\r\n\x00"
+
+
 def test_a_second_time_changes_nothing(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "speed.json").write_text(json.dumps(SPEED))
     options = PublishOptions(
@@ -107,8 +121,15 @@ def test_names_of_folders_are_not_published(folder: Path) -> None:
     target = {**RESULT["target"], "name": "/home/me/target"}
     training = {**RESULT["training"], "continued_from": "/home/me/earlier"}
     result = {**RESULT, "target": target, "training": training}
+    given = {
+        **result,
+        "data": {**RESULT["data"], "files": ["/home/me/a.txt", "~me/b.txt", "c.txt"]},
+    }
+    result["data"] = {**RESULT["data"], "files": ["a.txt", "b.txt", "c.txt"]}
+    settings = {"target": "/home/me/target", "drafter": "../me/home/drafter", "max_new_tokens": 128}
     (folder / "training").mkdir()
-    (folder / "training" / "result.json").write_text(json.dumps(result))
+    (folder / "training" / "speed.json").write_text(json.dumps({**SPEED, "settings": settings}))
+    (folder / "training" / "result.json").write_text(json.dumps(given))
     config = {**config_of(folder), "base_model_name_or_path": "/home/me/target"}
     (folder / "config.json").write_text(json.dumps(config))
     publish_folder(folder, NAMED)
@@ -117,6 +138,9 @@ def test_names_of_folders_are_not_published(folder: Path) -> None:
     kept = json.loads((folder / "training" / "result.json").read_text())
     assert kept["target"]["name"] == "owner/target"
     assert kept == {**result, "target": kept["target"], "training": kept["training"]}
+    speed = json.loads((folder / "training" / "speed.json").read_text())
+    named = {"target": "owner/target", "drafter": "drafter"}
+    assert speed == {**SPEED, "settings": {**settings, **named}}
     assert "| continued from | earlier |" in (folder / "README.md").read_text()
 
 

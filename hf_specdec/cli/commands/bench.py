@@ -103,9 +103,9 @@ def bench(
 ) -> None:
     """Measure speed and acceptance with and without a drafter, greedy, run by run in turn.
 
-    Fails if a text differs from plain generate's for another reason than rounding. With
-    --pack-weights the runs with a drafter have packed weights, the plain ones don't; K = 0 shows
-    what the packing alone brings.
+    Fails if a text differs from plain generate's for another reason than
+    rounding. With --pack-weights the runs with a drafter have packed weights,
+    the plain ones don't; K = 0 shows what the packing alone brings.
 
     \b
     Examples:
