@@ -37,8 +37,8 @@ style:
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.installed-bench
-	$(BIN)/hf-specdec bench demo --set general chat code summarising maths --batch 1 8 --k 1 2 3 \
-		--json docs/bench.json --plot docs/bench.png --markdown $(ARGS)
+	$(BIN)/hf-specdec bench demo --set general code summarising maths --limit 8 --batch 1 8 --k 1 3 \
+		--repeats 1 --json docs/bench.json --plot docs/bench.png --markdown $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

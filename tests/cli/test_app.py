@@ -17,7 +17,7 @@ from hf_specdec.cli.app import PANELS, CommandLine, app
 GROUP = typer.main.get_group(app)
 COMMANDS = sorted(GROUP.commands)
 # Lines of one command's help on a terminal of 100 columns, besides one for each option.
-MOST_OTHER_HELP_LINES = 34
+MOST_OTHER_HELP_LINES = 36
 HEAVY = {"torch", "transformers", "numpy", "accelerate", "datasets", "fastapi"}
 
 
