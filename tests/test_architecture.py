@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"schedule", "vllm_words"},
     "vllm_words": set(),
     "noise": set(),
+    "kernels": {"noise"},
     "cache": {"cache_layers"},
     "cache_layers": set(),
     "metrics": set(),

@@ -1,0 +1,71 @@
+"""When Triton kernels are used at all."""
+
+import warnings
+
+import pytest
+import torch
+
+from hf_specdec.kernels import runtime
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_verdicts", {})
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_on_cpu_only_the_interpreter_runs_kernels(
+    monkeypatch: pytest.MonkeyPatch, interpreted: bool
+) -> None:
+    monkeypatch.delenv(runtime.SWITCH, raising=False)
+    monkeypatch.setattr(runtime, "installed", lambda: True)
+    monkeypatch.setattr(runtime, "interpreted", lambda: interpreted)
+    assert runtime.usable(torch.zeros(1)) is interpreted
+
+
+def test_tensors_on_two_devices_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "installed", lambda: True)
+    monkeypatch.setattr(runtime, "interpreted", lambda: True)
+    assert not runtime.usable(torch.zeros(1), torch.zeros(1, device="meta"))
+
+
+def test_a_variable_turns_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "installed", lambda: True)
+    monkeypatch.setattr(runtime, "interpreted", lambda: True)
+    monkeypatch.setenv(runtime.SWITCH, "0")
+    assert not runtime.usable(torch.zeros(1))
+
+
+def test_without_triton_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "installed", lambda: False)
+    assert not runtime.usable(torch.zeros(1))
+
+
+def test_a_kernel_that_agrees_is_tried_once() -> None:
+    trials = []
+
+    def trial() -> bool:
+        trials.append(1)
+        return True
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert runtime.trusted("k", torch.zeros(1), trial)
+        assert runtime.trusted("k", torch.zeros(1), trial)
+    assert len(trials) == 1
+    runtime.trusted("k", torch.zeros(1, dtype=torch.bfloat16), trial)
+    assert len(trials) == 2, "another dtype is another kernel"
+
+
+def test_a_kernel_that_disagrees_is_never_used() -> None:
+    with pytest.warns(RuntimeWarning, match="kernel 'k'.*results differ"):
+        assert not runtime.trusted("k", torch.zeros(1), lambda: False)
+    assert not runtime.trusted("k", torch.zeros(1), lambda: True)
+
+
+def test_a_kernel_that_cannot_be_compiled_is_never_used() -> None:
+    def trial() -> bool:
+        raise ZeroDivisionError("no such arch")
+
+    with pytest.warns(RuntimeWarning, match="ZeroDivisionError: no such arch"):
+        assert not runtime.trusted("k", torch.zeros(1), trial)
