@@ -70,6 +70,9 @@ def grouped_sdpa(
 
 def _for_groups(attention_mask: torch.Tensor, groups: int) -> torch.Tensor:
     """The mask once for each query head of a group, made once for all layers of a forward."""
+    if torch.compiler.is_compiling():
+        # Equal computations are made one there, and tensors take no attributes.
+        return attention_mask.repeat(1, 1, groups, 1)
     kept: dict[int, torch.Tensor] | None = getattr(attention_mask, "_hf_specdec_groups", None)
     if kept is None:
         kept = {}

@@ -20,13 +20,14 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from transformers.pipelines import base as transformers_pipelines
 
-from hf_specdec import call_options, compatibility, pipelines, resolution
+from hf_specdec import call_options, compatibility, compile_options, pipelines, resolution
 from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import DecodingSettings, SpeculativeDecoder
 from hf_specdec.lockstep import LockstepTarget
 from hf_specdec.metrics import SpeculationStats, SpeculationTotals
 from hf_specdec.prompt import Prompt
 from hf_specdec.registry import FAMILIES, drafter_for, has_mtp, mtp_network
+from hf_specdec.static_target import StaticTarget
 from hf_specdec.target import RaggedTarget, TargetRunner, attention_layers
 
 SUPPORTED_TRANSFORMERS = ">=5.24"
@@ -166,6 +167,9 @@ def _validate_generation_mode(original: Callable[..., Any]) -> Callable[..., Any
         )
         check_verification(options["verification"])
         options["outputs"] = compatibility.output_request(generation_config, self)
+        options["compile"] = compile_options.compile_choice(
+            generation_config, self, options["outputs"], drafter.feed
+        )
         # Checked above: what is left gives the same tokens from a cache of ours.
         generation_config.cache_implementation = None
         return None
@@ -250,10 +254,11 @@ def _decode(
     if compatibility.is_lockstep(target):
         runner = LockstepTarget(**arguments)
     else:
-        runner = RaggedTarget(**arguments, retain=returns_dict or is_given)
+        runner = _ragged(options, settings, arguments, retain=returns_dict or is_given)
         windows, _ = attention_layers(target)
     drafter = drafter_for(assistant_model)
     assert drafter is not None
+    drafter.compile_with(options["compile"])
     decoder = SpeculativeDecoder(
         runner, drafter, prompt, settings, logits_processor, stopping_criteria, streamer, windows
     )
@@ -267,6 +272,16 @@ def _decode(
     )
     output.speculation = decoded.stats
     return output
+
+
+def _ragged(
+    options: dict[str, Any], settings: DecodingSettings, arguments: dict[str, Any], retain: bool
+) -> RaggedTarget:
+    """A target whose rows advance each by its own number of tokens; compiled if asked for."""
+    if options["compile"] is None:
+        return RaggedTarget(**arguments, retain=retain)
+    widths = compile_options.widths(settings.draft_length)
+    return StaticTarget(**arguments, retain=retain, choice=options["compile"], widths=widths)
 
 
 def _count(target: Any, assistant_model: Any, stats: SpeculationStats) -> None:

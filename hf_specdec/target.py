@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -278,6 +278,7 @@ class RaggedTarget(TargetRunner):
     Args:
         given: a filled transformers cache whose tokens the prompt begins with.
         retain: whether `hand_out` will be called.
+        cache_class: makes the cache.
     """
 
     cache: RaggedCache
@@ -291,10 +292,11 @@ class RaggedTarget(TargetRunner):
         collect: dict[str, bool] | None = None,
         given: Cache | None = None,
         retain: bool = False,
+        cache_class: Callable[..., RaggedCache] = RaggedCache,
     ):
         super().__init__(model, prompt, max_query_length, max_length, collect)
         windows, types = attention_layers(model)
-        self.cache = RaggedCache(
+        self.cache = cache_class(
             windows,
             types,
             prompt.padding,

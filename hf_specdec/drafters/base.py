@@ -19,6 +19,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_specdec.config import Method
 from hf_specdec.prompt import Prompt
+from hf_specdec.static_shapes import CompileChoice
 
 Feed = Literal["post_norm", "pre_norm"]
 """Which state of the target a drafter reads: behind its final norm, or before it."""
@@ -148,6 +149,13 @@ class Drafter(CandidateGenerator, ABC):
             prompt: where the prompt's tokens stand; ``None`` in transformers' own loop, where
                 there is one row without padding.
             num_draft_tokens: the most that `propose` will be asked for; ``None`` if not known.
+        """
+
+    def compile_with(self, choice: CompileChoice | None) -> None:
+        """Be told before `start` whether the call is compiled; most drafters run as ever.
+
+        Args:
+            choice: how, or ``None`` if it isn't.
         """
 
     def share_cache(self, cache: Cache) -> None:
