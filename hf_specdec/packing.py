@@ -12,9 +12,11 @@ generation.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,9 @@ _DTYPES = (torch.bfloat16, torch.float32)
 # as merging a LoRA adapter does, are counted nowhere; they change nearly all numbers.
 _SAMPLE = 256
 _Identity = tuple[int, int, bytes]
+# Layers by the number under which compiled code knows them.
+_layers: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
+_numbers = itertools.count()
 
 
 class PackedLinear(nn.Linear):
@@ -38,10 +43,13 @@ class PackedLinear(nn.Linear):
 
     _packed: Tensor | None = None
     _packed_from: _Identity | None = None
+    _number: int
 
     def forward(self, input: Tensor) -> Tensor:
         """``input @ weight.T + bias``, ``[.., in_features]`` to ``[.., out_features]``."""
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or not self._is_current():
+        if torch.compiler.is_compiling():
+            return self._compiled_forward(input)
+        if torch.is_grad_enabled() or not self._is_current():
             return nn.Linear.forward(self, input)
         if (
             input.dtype != self.weight.dtype
@@ -50,6 +58,13 @@ class PackedLinear(nn.Linear):
         ):
             return nn.Linear.forward(self, input)
         return torch.ops.mkldnn._linear_pointwise(input, self._packed, self.bias, "none", [], "")
+
+    def _compiled_forward(self, input: Tensor) -> Tensor:
+        """The same inside compiled code, which asks at each run whether the copy is current."""
+        ordinary = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or _is_exporting()
+        if ordinary or input.dtype != self.weight.dtype or not input.numel():
+            return nn.Linear.forward(self, input)
+        return torch.ops.hf_specdec.packed_linear(input, self.weight, self.bias, self._number)
 
     def _is_current(self) -> bool:
         if self._packed is None:
@@ -61,7 +76,7 @@ class PackedLinear(nn.Linear):
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the packed copy, which has no storage to be copied or saved."""
-        dropped = ("_packed", "_packed_from")
+        dropped = ("_packed", "_packed_from", "_number")
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
 
 
@@ -97,6 +112,7 @@ def pack_weights(model: nn.Module) -> int:
     for (_, layer), copy in zip(layers, packed, strict=True):
         layer.__class__ = PackedLinear
         layer._packed, layer._packed_from = copy, _identity(layer.weight)
+        _give_number(layer)
     return sum(layer.weight.nbytes for _, layer in layers)
 
 
@@ -128,6 +144,39 @@ def _make_ordinary(layer: PackedLinear) -> None:
     layer.__dict__.pop("_packed", None)
     layer.__dict__.pop("_packed_from", None)
     layer.__class__ = nn.Linear  # type: ignore[assignment]
+
+
+def _give_number(layer: PackedLinear) -> None:
+    """Name a layer for compiled code; packed again, it keeps its number, and the code its use."""
+    number = layer.__dict__.get("_number")
+    if number is None or _layers.get(number) is not layer:
+        number = layer._number = next(_numbers)
+    _layers[number] = layer
+
+
+def _packed_linear(input: Tensor, weight: Tensor, bias: Tensor | None, number: int) -> Tensor:
+    layer = _layers.get(number)
+    packed = None if layer is None else layer._packed
+    if packed is None or layer is None or layer._packed_from != _identity(weight):
+        return nn.functional.linear(input, weight, bias)
+    return torch.ops.mkldnn._linear_pointwise(input, packed, bias, "none", [], "")
+
+
+def _is_exporting() -> bool:
+    # torch 2.6 doesn't say; programs that are exported there are exported with the operator.
+    return getattr(torch.compiler, "is_exporting", bool)()
+
+
+# A packed copy has no storage, which compiled code needs of whatever it takes: so it takes the
+# weight, and an operator that finds the copy by the layer's number.
+_library = torch.library.Library("hf_specdec", "FRAGMENT")
+_library.define("packed_linear(Tensor input, Tensor weight, Tensor? bias, int number) -> Tensor")
+_library.impl("packed_linear", _packed_linear, "CPU")
+
+
+@torch.library.register_fake("hf_specdec::packed_linear", lib=_library)
+def _packed_linear_shape(input: Tensor, weight: Tensor, bias: Tensor | None, number: int) -> Tensor:
+    return input.new_empty((*input.shape[:-1], weight.shape[0]))
 
 
 def _identity(weight: Tensor) -> _Identity:

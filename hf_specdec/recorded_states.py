@@ -70,7 +70,7 @@ class RecordedModel:
             raise ValueError(f"{type(model).__name__} can't be recorded behind its {feed} state")
         self.recorder = Recorder(module)
         self._path = path.split(".")
-        self._copies = [_twin(m) for m in _along(model, self._path)]
+        self._copies = [twin(m) for m in _along(model, self._path)]
         self.model: Any = self._copies[0]
         self.follow()
 
@@ -106,11 +106,11 @@ def can_record(model: nn.Module, feed: str = "post_norm") -> bool:
     return not any("forward" in m.__dict__ for m in _along(model, path.split(".")))
 
 
-def _twin(module: nn.Module) -> nn.Module:
+def twin(module: nn.Module) -> nn.Module:
     """Another object with the same attributes; made without its class's ways to copy."""
-    twin = type(module).__new__(type(module))
-    twin.__dict__.update(module.__dict__)
-    return twin
+    other = type(module).__new__(type(module))
+    other.__dict__.update(module.__dict__)
+    return other
 
 
 def _along(model: nn.Module, path: list[str]) -> list[nn.Module]:

@@ -86,9 +86,7 @@ class _InWorkspace(RaggedLayer):
 
     def _buffer(self, name: str, states: torch.Tensor) -> torch.Tensor:
         shape = (self._workspace.rows, states.shape[1], self._num_slots(), states.shape[3])
-        buffer = self._workspace.tensor(
-            f"{name}{self.number}", shape, states.dtype, states.device
-        )
+        buffer = self._workspace.tensor(f"{name}{self.number}", shape, states.dtype, states.device)
         # An earlier call may have left NaN, which a mask doesn't keep out of a weighted sum.
         return buffer.zero_()
 

@@ -10,8 +10,8 @@ Three things make a step cost what its kernels cost and no more:
 
 The graphs are recorded here and not by torch's mode ``reduce-overhead``, whose outputs live in a
 memory pool that the next compiled function may reuse (a target's states would be gone when the
-drafter's function starts), and whose bookkeeping belongs to one thread. What a recording promises is
-simple enough to be imitated in a test without a GPU: the same addresses in, the same addresses out.
+drafter's function starts), and whose bookkeeping belongs to one thread. What a recording promises
+is simple enough to be imitated in a test without a GPU: the same addresses in, the same out.
 
 Boundary: nothing here knows what the functions compute.
 """

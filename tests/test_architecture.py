@@ -62,7 +62,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "outputs": {"target"},
     "drafting": {"noise", "processors", "verification"},
     "verification": {"noise"},
-    "drafters": {"modeling", "noise", "config", "metrics", "prompt", "cache", "static_shapes"},
+    "drafters": {
+        "modeling",
+        "noise",
+        "config",
+        "metrics",
+        "prompt",
+        "cache",
+        "recorded_states",
+        "static_shapes",
+    },
     "registry": {"modeling", "drafters"},
     "decoding": {
         "drafters",

@@ -14,8 +14,10 @@ from transformers import PreTrainedModel
 
 from hf_specdec.config import Method
 from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep, check_device
+from hf_specdec.drafters.compiled_chain import CompiledChain
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
 from hf_specdec.prompt import Prompt
+from hf_specdec.static_shapes import CompileChoice
 
 # Vocabularies are padded to multiples of up to 256 rows that no tokenizer ever produces.
 _VOCABULARY_PADDING = 256
@@ -39,6 +41,8 @@ class MLPDrafter(Drafter):
         self._hidden_states: torch.Tensor | None = None
         self._num_target_ids = 0
         self._feed = feed
+        self._compiled: CompiledChain | None = None
+        self._choice: CompileChoice | None = None
 
     @property
     def feed(self) -> Feed:
@@ -76,6 +80,10 @@ class MLPDrafter(Drafter):
         self.check_config(target)
         check_device(self.model, target)
 
+    def compile_with(self, choice: CompileChoice | None) -> None:
+        """Compile the chain of greedy drafts, if the call is compiled."""
+        self._choice = choice
+
     def start(
         self,
         target: PreTrainedModel,
@@ -90,6 +98,10 @@ class MLPDrafter(Drafter):
         if self.model.config.share_target_weights:
             head: Any = target.get_output_embeddings()
             self._bound = self.model.bound_to(embeddings.weight, head.weight)
+        self._compiled = None
+        if self._choice is not None:
+            most = num_draft_tokens or self.max_draft_tokens
+            self._compiled = CompiledChain(self.model, self._bound, most, self._choice)
 
     def observe(self, step: VerifiedStep) -> None:
         """Keep the state at the last accepted position: ``[n, d]``, in the speculator's dtype."""
@@ -103,7 +115,11 @@ class MLPDrafter(Drafter):
         # Ids beyond a vocabulary that one side has padded are never real tokens; they must only
         # not break the look-up in an embedding.
         token_ids = token_ids.clamp(max=self.model.config.vocab_size - 1)
-        draft_ids = self._bound.propose(self._hidden_states, token_ids, num_draft_tokens, pick)
+        if self._compiled is not None and pick is None:
+            # Its first tokens are those of a shorter chain.
+            draft_ids = self._compiled(self._hidden_states, token_ids)[:, :num_draft_tokens]
+        else:
+            draft_ids = self._bound.propose(self._hidden_states, token_ids, num_draft_tokens, pick)
         if self._num_target_ids < self.model.config.vocab_size:
             draft_ids = draft_ids.clamp(max=self._num_target_ids - 1)
         return draft_ids
