@@ -34,6 +34,7 @@ if TYPE_CHECKING or not is_command_line():
         enable,
         mtp_network,
         pack_weights,
+        release_compiled,
         speculation_totals,
         unpack_weights,
     )
@@ -64,6 +65,7 @@ __all__ = [
     "enable",
     "mtp_network",
     "pack_weights",
+    "release_compiled",
     "speculation_totals",
     "unpack_weights",
 ]

@@ -12,6 +12,7 @@ from hf_specdec.metrics import SpeculationStats, SpeculationTotals
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
 from hf_specdec.packing import pack_weights, unpack_weights
 from hf_specdec.registry import mtp_network, register
+from hf_specdec.static_shapes import release_compiled
 from hf_specdec.stopping import RowStoppingCriteria
 from hf_specdec.streaming import RowStep, RowStreamer
 
@@ -35,6 +36,7 @@ __all__ = [
     "enable",
     "mtp_network",
     "pack_weights",
+    "release_compiled",
     "speculation_totals",
     "unpack_weights",
 ]

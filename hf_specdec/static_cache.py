@@ -31,7 +31,7 @@ class RowNumbers:
     COUNT = 4
 
 
-class StaticCache(RaggedCache):
+class WorkspaceCache(RaggedCache):
     """A `RaggedCache` in a workspace; arguments as there, and:
 
     Args:
@@ -50,8 +50,8 @@ class StaticCache(RaggedCache):
         if layer_type is None:
             return RaggedEmptyLayer(self)
         if window is None:
-            return _StaticLayer(self, self._workspace, number)
-        return _StaticSlidingLayer(self, self._workspace, number, window)
+            return _Layer(self, self._workspace, number)
+        return _SlidingLayer(self, self._workspace, number, window)
 
     @property
     def windows(self) -> dict[str, int | None]:
@@ -97,14 +97,14 @@ class _InWorkspace(RaggedLayer):
             used.copy_(used[index])
 
 
-class _StaticLayer(_InWorkspace):
-    def __init__(self, owner: StaticCache, workspace: Workspace, number: int):
+class _Layer(_InWorkspace):
+    def __init__(self, owner: WorkspaceCache, workspace: Workspace, number: int):
         super().__init__(owner)
         self._workspace, self.number = workspace, number
 
 
-class _StaticSlidingLayer(_InWorkspace, RaggedSlidingLayer):
-    def __init__(self, owner: StaticCache, workspace: Workspace, number: int, window: int):
+class _SlidingLayer(_InWorkspace, RaggedSlidingLayer):
+    def __init__(self, owner: WorkspaceCache, workspace: Workspace, number: int, window: int):
         RaggedSlidingLayer.__init__(self, owner, window)
         self._workspace, self.number = workspace, number
 

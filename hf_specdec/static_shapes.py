@@ -67,11 +67,13 @@ class Workspace:
     Attributes:
         key: which calls it can serve.
         rows: the most rows of a batch.
+        model_state: what the model was like when something was recorded, see `state_of`.
         tensors: by name.
     """
 
     key: Hashable
     rows: int
+    model_state: Hashable = None
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     _recordings: dict[Hashable, Recording] = field(default_factory=dict)
     _pool: Any = None
@@ -112,10 +114,17 @@ class Workspace:
                 return function(*inputs)
             recording = self._recordings.get((key, function))
             if recording is None:
-                recording = record(lambda: function(*inputs), self._shared_pool)
+                device = next(iter(self.tensors.values())).device
+                recording = record(lambda: function(*inputs), self._shared_pool, device)
                 self._recordings[key, function] = recording
             recording.replay()
             return tuple(output.clone() for output in recording.outputs)
+
+    def expect(self, model_state: Hashable) -> None:
+        """Drop what was recorded in another state of the model."""
+        if self.model_state != model_state:
+            self._recordings.clear()
+            self.model_state = model_state
 
     def _shared_pool(self) -> Any:
         """One memory pool for all recordings, as no two of them run at a time."""
@@ -137,24 +146,58 @@ class Recording:
     outputs: Tensors
 
 
-def record(function: Callable[[], Tensors], pool: Callable[[], Any]) -> Recording:
-    """Record a function on the current CUDA device.
+def record(
+    function: Callable[[], Tensors], pool: Callable[[], Any], device: torch.device
+) -> Recording:
+    """Record a function's CUDA kernels.
 
     Args:
         function: takes its inputs from fixed addresses; it is run a few times first.
         pool: gives the memory pool of the outputs and of everything in between.
+        device: where it computes.
     """
-    stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UPS):
-            function()
-    current.wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # thread_local: what other threads do meanwhile isn't part of it, and doesn't spoil it.
-    with torch.cuda.graph(graph, pool=pool(), stream=stream, capture_error_mode="thread_local"):
-        outputs = function()
+    with torch.cuda.device(device):
+        stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                function()
+        current.wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: what other threads do meanwhile is no part of it, and doesn't spoil it.
+        with torch.cuda.graph(graph, pool=pool(), stream=stream, capture_error_mode="thread_local"):
+            outputs = function()
     return Recording(graph.replay, outputs)
+
+
+def state_of(model: torch.nn.Module) -> Hashable:
+    """What a recording over a model depends on: it is replayed without a look at the model.
+
+    Compiled code looks at the model at every run, a recording can't; so this is compared once a
+    call. Modules, their switches (``training``, an adapter's scale or that it is off), hooks, and
+    where the weights are.
+    """
+    modules = tuple(
+        (
+            id(module),
+            type(module),
+            repr([(k, v) for k, v in module.__dict__.items() if _is_switch(v)]),
+            tuple(module._forward_hooks),
+            tuple(module._forward_pre_hooks),
+        )
+        for module in model.modules()
+    )
+    weights = tuple(t.data_ptr() for t in (*model.parameters(), *model.buffers()))
+    config = getattr(model, "config", None)
+    return modules, weights, None if config is None else repr(config)
+
+
+def _is_switch(value: Any) -> bool:
+    if isinstance(value, (list, tuple, set)):
+        return all(_is_switch(entry) for entry in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_switch(entry) for key, entry in value.items())
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 class StaticShapes:
@@ -188,19 +231,25 @@ class StaticShapes:
             self._functions.clear()
             self._free.clear()
 
-    def borrow(self, key: Hashable, rows: int) -> Workspace:
+    def borrow(self, key: Hashable, rows: int, model_state: Hashable = None) -> Workspace:
         """A workspace for ``rows`` rows that no other call has, with whatever was left in it.
 
         Of those that are too small for this call one is dropped: the larger one will serve both.
+
+        Args:
+            key: which calls it is for.
+            rows: the most rows of this one.
+            model_state: see `state_of`; what was recorded in another state is dropped.
         """
         with self.lock:
-            fitting = [w for w in self._free if w.key == key and w.rows >= rows]
-            too_small = [w for w in self._free if w.key == key and w.rows < rows]
-            for used in (fitting or too_small)[:1]:
-                self._free.remove(used)
-                if fitting:
-                    return used
-        return Workspace(key, rows)
+            mine = [i for i, w in enumerate(self._free) if w.key == key]
+            # A fitting one if there is any.
+            mine.sort(key=lambda i: self._free[i].rows < rows)
+            work = self._free.pop(mine[0]) if mine else None
+        if work is None or work.rows < rows:
+            return Workspace(key, rows, model_state)
+        work.expect(model_state)
+        return work
 
     def give_back(self, workspace: Workspace) -> None:
         """Keep a workspace for the next call."""
@@ -218,7 +267,7 @@ def kept_for(model: torch.nn.Module) -> StaticShapes:
         return _kept.setdefault(model, StaticShapes())
 
 
-def release(model: torch.nn.Module) -> None:
+def release_compiled(model: torch.nn.Module) -> None:
     """Drop compiled functions, CUDA graphs and buffers kept for a model; the next call makes new.
 
     Args:

@@ -20,8 +20,15 @@ from transformers.cache_utils import Cache
 from hf_specdec.attention import grouped_attention
 from hf_specdec.prompt import Prompt
 from hf_specdec.recorded_states import RecordedModel
-from hf_specdec.static_cache import RowNumbers, StaticCache, StepCache, visible_keys
-from hf_specdec.static_shapes import CompileChoice, StaticShapes, Tensors, bucket, kept_for
+from hf_specdec.static_cache import RowNumbers, StepCache, WorkspaceCache, visible_keys
+from hf_specdec.static_shapes import (
+    CompileChoice,
+    StaticShapes,
+    Tensors,
+    bucket,
+    kept_for,
+    state_of,
+)
 from hf_specdec.target import RaggedTarget, TargetOutput
 
 # Slots of the smallest buffers.
@@ -36,7 +43,7 @@ class StaticTarget(RaggedTarget):
         widths: the query lengths it is compiled for, in order; the last is ``max_query_length``.
     """
 
-    cache: StaticCache
+    cache: WorkspaceCache
 
     def __init__(
         self,
@@ -56,7 +63,8 @@ class StaticTarget(RaggedTarget):
         self._shapes = kept_for(model)
         self._num_slots = bucket(max_length + max_query_length, _LEAST_SLOTS)
         key = (self._num_slots, max_query_length)
-        self._workspace = self._shapes.borrow(key, bucket(prompt.num_rows))
+        state = state_of(model) if choice.graphs else None
+        self._workspace = self._shapes.borrow(key, bucket(prompt.num_rows), state)
         super().__init__(
             model,
             prompt,
@@ -65,10 +73,11 @@ class StaticTarget(RaggedTarget):
             collect,
             given,
             retain,
-            cache_class=functools.partial(StaticCache, self._workspace, self._num_slots),
+            cache_class=functools.partial(WorkspaceCache, self._workspace, self._num_slots),
         )
         self._feed = "post_norm"
         self._reads_prompt = False
+        self._is_over = False
 
     @contextmanager
     def capture(self, feed: str = "post_norm", whole_prompt: bool = False) -> Iterator[None]:
@@ -88,6 +97,9 @@ class StaticTarget(RaggedTarget):
 
     def verify(self, tokens: torch.Tensor) -> TargetOutput:
         """See `TargetRunner.verify`."""
+        if self._is_over:
+            # Rows are back that left the batch long ago; once, that isn't worth a function.
+            return super().verify(tokens)
         rows, width = tokens.shape
         wide = next(w for w in self._widths if w >= width)
         size = bucket(rows)
@@ -119,6 +131,7 @@ class StaticTarget(RaggedTarget):
 
     def hand_out(self, cache: Cache, last_tokens: torch.Tensor, lengths: Sequence[int]) -> Cache:
         """See `TargetRunner.hand_out`; copies, as the buffers serve the next call."""
+        self._is_over = True
         with super().capture(self._feed, self._reads_prompt):
             return super().hand_out(cache, last_tokens, lengths)
 

@@ -138,6 +138,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "packing",
         "publishing",
         "registry",
+        "static_shapes",
         "stopping",
         "streaming",
     },

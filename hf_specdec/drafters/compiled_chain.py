@@ -16,6 +16,7 @@ from hf_specdec.static_shapes import (
     Workspace,
     bucket,
     kept_for,
+    state_of,
 )
 
 _BOUND = "bound"
@@ -68,9 +69,10 @@ class CompiledChain:
         return work.run((size, most), function, inputs, self._choice.graphs)[0][:rows]
 
     def _borrow(self, rows: int) -> Workspace:
-        workspace = self._shapes.borrow("chain", rows)
+        state = state_of(self._bound) if self._choice.graphs else None
+        workspace = self._shapes.borrow("chain", rows, state)
         # A call has no end that a drafter is told of; it is dropped, or starts another.
-        weakref.finalize(self, self._shapes.give_back, workspace)
+        weakref.finalize(self, self._shapes.give_back, workspace).atexit = False
         return workspace
 
 

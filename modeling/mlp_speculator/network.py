@@ -104,7 +104,12 @@ class MLPSpeculatorNetwork(nn.Module):
     def stage(self, index: int, state: Tensor, token_ids: Tensor) -> Tensor:
         """State [.., D] of head ``index`` from the state before, [.., d or D], and tokens [..]."""
         embedded = self._embed(index, token_ids)
-        state = torch.add(self.proj[index](state), embedded, alpha=self.emb_scale)
+        state = self.proj[index](state)
+        if torch.compiler.is_compiling():
+            # torch 2.13's inductor makes one addmm of a matmul and an add, and loses alpha there.
+            state = state + self.emb_scale * embedded
+        else:
+            state = torch.add(state, embedded, alpha=self.emb_scale)
         return F.gelu(self.ln[index](state))
 
     def head_logits(self, index: int, state: Tensor) -> Tensor:
