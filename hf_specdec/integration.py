@@ -27,8 +27,8 @@ from hf_specdec.lockstep import LockstepTarget
 from hf_specdec.metrics import SpeculationStats, SpeculationTotals
 from hf_specdec.prompt import Prompt
 from hf_specdec.registry import FAMILIES, drafter_for, has_mtp, mtp_network
-from hf_specdec.static_target import StaticTarget
-from hf_specdec.target import RaggedTarget, TargetRunner, attention_layers
+from hf_specdec.static_target import ragged_target
+from hf_specdec.target import TargetRunner, attention_layers
 
 SUPPORTED_TRANSFORMERS = ">=5.24"
 
@@ -254,7 +254,9 @@ def _decode(
     if compatibility.is_lockstep(target):
         runner = LockstepTarget(**arguments)
     else:
-        runner = _ragged(options, settings, arguments, retain=returns_dict or is_given)
+        widths = compile_options.widths(settings.draft_length)
+        arguments["retain"] = returns_dict or is_given
+        runner = ragged_target(options["compile"], widths, **arguments)
         windows, _ = attention_layers(target)
     drafter = drafter_for(assistant_model)
     assert drafter is not None
@@ -272,16 +274,6 @@ def _decode(
     )
     output.speculation = decoded.stats
     return output
-
-
-def _ragged(
-    options: dict[str, Any], settings: DecodingSettings, arguments: dict[str, Any], retain: bool
-) -> RaggedTarget:
-    """A target whose rows advance each by its own number of tokens; compiled if asked for."""
-    if options["compile"] is None:
-        return RaggedTarget(**arguments, retain=retain)
-    widths = compile_options.widths(settings.draft_length)
-    return StaticTarget(**arguments, retain=retain, choice=options["compile"], widths=widths)
 
 
 def _count(target: Any, assistant_model: Any, stats: SpeculationStats) -> None:

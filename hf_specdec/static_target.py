@@ -194,6 +194,15 @@ class StaticTarget(RaggedTarget):
             )
 
 
+def ragged_target(
+    choice: CompileChoice | None, widths: Sequence[int], **arguments: Any
+) -> RaggedTarget:
+    """The runner of a call; ``choice``: how it is compiled, ``None`` if it isn't."""
+    if choice is None:
+        return RaggedTarget(**arguments)
+    return StaticTarget(**arguments, choice=choice, widths=widths)
+
+
 @dataclass(frozen=True)
 class _Layout:
     """What the buffers of a call look like.
