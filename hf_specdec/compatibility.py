@@ -16,7 +16,7 @@ from hf_specdec.streaming import RowStreamer
 from hf_specdec.target import attention_layers
 
 _ATTENTION_IMPLEMENTATIONS = ("eager", "sdpa", attention.NAME)
-# Static caches only make shapes constant; the cache of this library has preallocated buffers too.
+# Static caches only make shapes constant: see `compile_options`.
 _EMULATED_CACHES = (None, "dynamic", "static")
 # What a prompt may bring along and still be run in chunks.
 _CHUNKABLE = {

@@ -59,9 +59,9 @@ class WorkspaceCache(RaggedCache):
         return self._windows
 
     @property
-    def row_of(self) -> list[int]:
-        """The row of the whole batch that each row of the buffers belongs to."""
-        return self._row_of
+    def host_lengths(self) -> list[int]:
+        """Length of each row that is still in the batch."""
+        return self._host_lengths
 
     def unload(self) -> tuple[list[tuple[torch.Tensor, torch.Tensor] | None], int]:
         """See `RaggedCache.unload`; copies, as the buffers serve the next call."""

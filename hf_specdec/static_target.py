@@ -78,6 +78,7 @@ class StaticTarget(RaggedTarget):
         self._feed = "post_norm"
         self._reads_prompt = False
         self._is_over = False
+        self._last_width = 0
 
     @contextmanager
     def capture(self, feed: str = "post_norm", whole_prompt: bool = False) -> Iterator[None]:
@@ -101,7 +102,7 @@ class StaticTarget(RaggedTarget):
             # Rows are back that left the batch long ago; once, that isn't worth a function.
             return super().verify(tokens)
         rows, width = tokens.shape
-        wide = next(w for w in self._widths if w >= width)
+        wide = self._width(width)
         size = bucket(rows)
         work, device = self._workspace, tokens.device
         ids = work.tensor(f"tokens{wide}", (work.rows, wide), torch.long, device)
@@ -109,6 +110,14 @@ class StaticTarget(RaggedTarget):
         self._numbers()[:rows, RowNumbers.LENGTH] = self.cache.lengths
         logits, states = self._run(ids[:size], self._layout())
         return TargetOutput(logits[:rows, :width], states[:rows, :width])
+
+    def _width(self, width: int) -> int:
+        """The width to run ``width`` tokens in: the next one, as a rule."""
+        room = self._max_length - 1 - min(self.cache.host_lengths)
+        # Near the limit of the length drafts are cut: nothing is compiled for the last step.
+        if width < room or width > self._last_width:
+            self._last_width = next(w for w in self._widths if w >= width)
+        return self._last_width
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """See `TargetRunner.keep_rows`; what the numbers say of a row moves with it."""

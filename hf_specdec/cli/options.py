@@ -91,6 +91,15 @@ PackWeights = Annotated[
     ),
 ]
 
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Compile the steps of speculation for fixed shapes; the first ones take minutes.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+
 
 @dataclass(frozen=True)
 class PairSettings:
@@ -102,6 +111,7 @@ class PairSettings:
         dtype: of both models; ``"auto"``: the target's own.
         device: of both models; ``"auto"``: a GPU if torch sees one.
         pack_weights: of both models, see `hf_specdec.pack_weights`.
+        compiles: calls of the target run with static shapes, compiled.
     """
 
     target: str
@@ -109,6 +119,7 @@ class PairSettings:
     dtype: DtypeName = "auto"
     device: str = "auto"
     pack_weights: bool = False
+    compiles: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """The settings for a file, with the fields of the config that say something."""
@@ -131,6 +142,7 @@ def pair_settings(
     dtype: DtypeName = "auto",
     device: str = "auto",
     pack_weights: bool = False,
+    compiles: bool = False,
 ) -> PairSettings:
     """Make one config of the JSON and the shortcuts.
 
@@ -138,7 +150,8 @@ def pair_settings(
     as the model is that drafter, too. Without any of the options another target runs alone.
 
     Raises:
-        typer.BadParameter: a config that doesn't work, or JSON and a shortcut that disagree.
+        typer.BadParameter: a config that doesn't work, JSON and a shortcut that disagree, or
+            nothing that speculates to compile.
     """
     fields = _fields(speculative_config)
     shortcuts = {
@@ -162,7 +175,13 @@ def pair_settings(
         is_free = config.model is None and config.method in (None, "mlp_speculator")
         if config.model == DEMO or (target == DEMO and is_free):
             config = replace(config, model=str(DRAFTER_DIRECTORY))
-    return PairSettings(target, config, dtype, device, pack_weights)
+    if compiles and config is None:
+        raise typer.BadParameter(
+            f"compiles the steps of speculation, and {target} would run without a drafter: name one "
+            "with --spec-model or --spec-method",
+            param_hint="--compile",
+        )
+    return PairSettings(target, config, dtype, device, pack_weights, compiles)
 
 
 def _fields(text: str | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    CompileConfig,
     PreTrainedModel,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
@@ -81,6 +82,9 @@ def load_pair(settings: PairSettings) -> Pair:
         attach(target, config)
     if settings.pack_weights:
         _pack(target)
+    if settings.compiles:
+        target.generation_config.cache_implementation = "static"
+        target.generation_config.compile_config = CompileConfig()
     return Pair(settings, target, tokenizer)
 
 

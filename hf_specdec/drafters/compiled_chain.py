@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
@@ -81,11 +82,11 @@ def _same_binding(
 ) -> MLPSpeculatorPreTrainedModel:
     """The model of an earlier call if it has the same tables: compiled code knows it already."""
     with shapes.lock:
-        known = shapes.models.get(_BOUND)
+        known: MLPSpeculatorPreTrainedModel | None = shapes.models.get(_BOUND)
         if known is None or known.speculator.target_tables is not bound.speculator.target_tables:
             shapes.forget()
             # Not the model itself, which is to go when nobody else has it.
-            shapes.models[_BOUND] = known = twin(bound)
+            known = shapes.models[_BOUND] = cast(MLPSpeculatorPreTrainedModel, twin(bound))
         return known
 
 

@@ -1,11 +1,13 @@
 """The options that name a pair: one config of JSON and shortcuts, loaded once, or refused."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import typer
+from compiled_calls import Graphs
 from typer.testing import CliRunner
 
 import hf_specdec
@@ -133,6 +135,27 @@ def test_both_models_of_a_pair_are_packed(pair_folders: tuple[Path, Path]) -> No
         assert {type(layer) for layer in linear} == {PackedLinear}
     with pytest.raises(ValueError, match="--pack-weights: model has .*bfloat16 and float32"):
         load_pair(pair_settings(target, dtype="float16", pack_weights=True))
+
+
+def test_steps_are_compiled_if_there_are_any(pair_folders: tuple[Path, Path]) -> None:
+    target, drafter = map(str, pair_folders)
+    pair = load_pair(pair_settings(target, spec_model=drafter, compiles=True))
+    config = pair.target.generation_config
+    assert config.cache_implementation == "static"
+    batch = pair.tokenizer(["a b c"], return_tensors="pt")
+    graphs = Graphs()
+    config.compile_config.backend = graphs
+    # As the server calls it, too.
+    for generation_config in (None, copy.deepcopy(config)):
+        ours = pair.target.generate(
+            **batch, max_new_tokens=8, do_sample=False, generation_config=generation_config
+        )
+        plain = load_pair(PairSettings(target)).target
+        assert torch.equal(ours, plain.generate(**batch, max_new_tokens=8, do_sample=False))
+    # The target's forward, and the drafter's chain.
+    assert len(graphs) == 2
+    with pytest.raises(typer.BadParameter, match="compiles the steps of speculation, and target"):
+        pair_settings("target", compiles=True)
 
 
 def test_the_demo_pair_is_loaded_once(

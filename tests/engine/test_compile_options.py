@@ -175,7 +175,7 @@ class TestWidths:
         expected = row_by_row(target, inputs, max_new_tokens=20, do_sample=False)
         output = target.generate(
             **inputs,
-            assistant_model=ScriptedDrafter(expected, sometimes_wrong, 3),
+            assistant_model=ScriptedDrafter(expected, lambda row, index: row == 1, 3),
             num_speculative_tokens_per_batch_size=[[1, 1, 3], [2, 2, 1]],
             max_new_tokens=20,
             do_sample=False,

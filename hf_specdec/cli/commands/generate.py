@@ -76,6 +76,7 @@ def generate(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     pack_weights: options.PackWeights = False,
+    compiles: options.Compile = False,
 ) -> None:
     """Generate texts behind prompts, with or without a drafter.
 
@@ -97,6 +98,7 @@ def generate(
         dtype,
         device,
         pack_weights,
+        compiles,
     )
     speculates = pair.speculative_config is not None
     sampling = sampling_options.sampling(temperature, top_p, top_k, min_p, seed)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_specdec.cli.options import (
+    Compile,
     Device,
     Dtype,
     PackWeights,
@@ -70,6 +71,7 @@ def serve(
     dtype: Dtype = "auto",
     device: Device = "auto",
     pack_weights: PackWeights = False,
+    compiles: Compile = False,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     served_model_name: ServedName = None,
@@ -102,6 +104,7 @@ def serve(
         dtype,
         device,
         pack_weights,
+        compiles,
     )
     template_kwargs = _json_object(chat_template_kwargs)
     from hf_specdec.cli.serve import ServeSettings, run_serve
