@@ -177,8 +177,8 @@ def pair_settings(
             config = replace(config, model=str(DRAFTER_DIRECTORY))
     if compiles and config is None:
         raise typer.BadParameter(
-            f"compiles the steps of speculation, and {target} would run without a drafter: name one "
-            "with --spec-model or --spec-method",
+            f"compiles the steps of speculation, and {target} would run without a drafter: name "
+            "one with --spec-model or --spec-method",
             param_hint="--compile",
         )
     return PairSettings(target, config, dtype, device, pack_weights, compiles)

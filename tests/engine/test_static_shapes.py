@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from compiled_calls import Graphs, Recordings, small_target
+from gemma4_models import gemma4_target
 from operations import Operations
 from tiny_models import FAMILIES, ScriptedDrafter, new_tokens, row_by_row, sometimes_wrong
 from transformers import DynamicCache
@@ -50,6 +51,15 @@ def test_every_family(family, make_target, prompts):
     for wrong in (sometimes_wrong, lambda row, index: True):
         output = call(target, inputs, ScriptedDrafter(expected, wrong, 3), graphs)
         assert new_tokens(output.sequences, inputs, [NEW]) == expected
+    assert len(graphs) == 1
+    hf_specdec.release_compiled(target)
+
+
+def test_layers_that_share_keys(prompts):
+    target, inputs, graphs = gemma4_target("E2B"), prompts(1), Graphs()
+    expected = text_of(target, inputs)
+    output = call(target, inputs, ScriptedDrafter(expected, sometimes_wrong, 3), graphs)
+    assert new_tokens(output.sequences, inputs, [NEW]) == expected
     assert len(graphs) == 1
     hf_specdec.release_compiled(target)
 
