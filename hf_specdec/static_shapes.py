@@ -155,6 +155,9 @@ def record(
         function: takes its inputs from fixed addresses; it is run a few times first.
         pool: gives the memory pool of the outputs and of everything in between.
         device: where it computes.
+
+    Raises:
+        RuntimeError: the function does what a graph can't hold, such as to read a result.
     """
     with torch.cuda.device(device):
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
@@ -165,8 +168,20 @@ def record(
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # thread_local: what other threads do meanwhile is no part of it, and doesn't spoil it.
-        with torch.cuda.graph(graph, pool=pool(), stream=stream, capture_error_mode="thread_local"):
-            outputs = function()
+        capture = torch.cuda.graph(
+            graph, pool=pool(), stream=stream, capture_error_mode="thread_local"
+        )
+        try:
+            with capture:
+                outputs = function()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise RuntimeError(
+                "cache_implementation='static': a step of this model can't be recorded as a CUDA "
+                f"graph ({str(error).splitlines()[0]}). Compile it without graphs, with "
+                "compile_config=CompileConfig(mode='default'), or pass disable_compile=True"
+            ) from error
     return Recording(graph.replay, outputs)
 
 

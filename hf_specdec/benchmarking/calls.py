@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import CompileConfig
 
 from hf_specdec.benchmarking.workload import Group
 from hf_specdec.packing import suspended
@@ -34,13 +35,23 @@ class Calls:
         target: the model.
         max_new_tokens: for each row.
         schedule: K by the rows still active.
+        compiles: calls with a drafter run with static shapes, compiled.
     """
 
-    def __init__(self, target: Any, max_new_tokens: int, schedule: BatchSizeSchedule | None):
+    def __init__(
+        self,
+        target: Any,
+        max_new_tokens: int,
+        schedule: BatchSizeSchedule | None,
+        compiles: bool = False,
+    ):
         self.target = target
         self.device: torch.device = target.device
         self.max_new_tokens = max_new_tokens
         self._schedule = schedule
+        self._compiled: dict[str, Any] = {}
+        if compiles:
+            self._compiled = {"cache_implementation": "static", "compile_config": CompileConfig()}
         config = target.generation_config
         ends = config.eos_token_id
         self._ends = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
@@ -69,6 +80,7 @@ class Calls:
             assistant_model=assistant,
             num_assistant_tokens=k,
             num_speculative_tokens_per_batch_size=self._schedule,
+            **self._compiled,
             **extra,
         )
 

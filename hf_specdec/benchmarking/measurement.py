@@ -87,7 +87,9 @@ class _PairedRuns:
     def __init__(self, pair: Pair, workload: Workload):
         self._pair = pair
         self._workload = workload
-        self._calls = Calls(pair.target, workload.max_new_tokens, workload.schedule)
+        self._calls = Calls(
+            pair.target, workload.max_new_tokens, workload.schedule, workload.compiles
+        )
         self._memory = PeakMemory(self._calls.device)
 
     def measure(

@@ -25,6 +25,7 @@ class Workload:
         acceptance: of a synthetic drafter; ``None`` measures the real one.
         draft_seconds: what a synthetic drafter spends on each token.
         seed: of a synthetic drafter.
+        compiles: runs with a drafter have static shapes, compiled.
     """
 
     prompts: Mapping[str, Sequence[str]]
@@ -36,6 +37,7 @@ class Workload:
     acceptance: float | None = None
     draft_seconds: float = 0.0
     seed: int = 0
+    compiles: bool = False
 
     @property
     def num_timed_groups(self) -> int:

@@ -213,7 +213,7 @@ def _prepare(settings: BenchSettings) -> tuple[Pair, Workload]:
     wanted = settings.pair
     if settings.acceptance is not None:
         wanted = replace(wanted, speculative_config=None)
-    loaded = load_pair(wanted)
+    loaded = load_pair(replace(wanted, compiles=False))
     attachment = loaded.target.__dict__.get(ATTACHED)
     detach(loaded.target)
     pair = Pair(loaded.target, loaded.tokenizer, attachment and attachment.assistant)
@@ -227,6 +227,7 @@ def _prepare(settings: BenchSettings) -> tuple[Pair, Workload]:
         acceptance=settings.acceptance,
         draft_seconds=settings.draft_seconds,
         seed=settings.seed,
+        compiles=settings.pair.compiles,
     )
     return pair, workload
 
@@ -248,6 +249,8 @@ def _describe(settings: BenchSettings, workload: Workload) -> dict[str, Any]:
         described["num_speculative_tokens_per_batch_size"] = [list(s) for s in workload.schedule]
     if settings.pair.pack_weights:
         described["pack_weights"] = "in speculative runs"
+    if settings.pair.compiles:
+        described["compile"] = "in speculative runs"
     described["max_new_tokens"] = workload.max_new_tokens
     described["repeats"] = workload.repeats
     return described

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_calls import Graphs
+from transformers import CompileConfig
 from typer.testing import CliRunner, Result
 
 from hf_specdec import decoding
+from hf_specdec.benchmarking import calls
 from hf_specdec.benchmarking.calls import Calls
 from hf_specdec.cli.app import app
 from hf_specdec.cli.list_options import repeat_names
@@ -86,6 +89,17 @@ def test_plain_runs_keep_their_weights_as_they_were(pair, tmp_path, monkeypatch)
     content = json.loads(numbers.read_text())
     assert [row["k"] for row in content["rows"]] == [0, 2, "auto"]
     assert content["settings"]["pack_weights"] == "in speculative runs"
+
+
+def test_runs_with_a_drafter_are_compiled(pair, tmp_path, monkeypatch) -> None:
+    numbers, graphs = tmp_path / "bench.json", Graphs()
+    config = CompileConfig(backend=graphs, fullgraph=True)
+    monkeypatch.setattr(calls, "CompileConfig", lambda: config)
+    result = bench(*pair, *QUICK, "--set", "chat", "--k", 2, "--compile", "--json", numbers)
+    assert result.exit_code == 0, result.output
+    # The target's forward, and the drafter's chain.
+    assert len(graphs) == 2
+    assert json.loads(numbers.read_text())["settings"]["compile"] == "in speculative runs"
 
 
 def test_own_prompts_the_drafters_k_and_markdown(pair, tmp_path: Path) -> None:

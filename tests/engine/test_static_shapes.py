@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -388,6 +389,82 @@ class TestRecordings:
             output = call(target, inputs, drafter, graphs, 8)
             assert new_tokens(output.sequences, inputs, [8] * rows) == expected
         assert [work.rows for work in kept_for(target)._free] == [2]
+
+
+class FakeCuda:
+    """The calls of `record` on ``torch.cuda``, in order."""
+
+    def __init__(self, monkeypatch, error=None):
+        self.calls = []
+        this = self
+
+        class Stream:
+            def __init__(self, name="side"):
+                self.name = name
+
+            def wait_stream(self, other):
+                this.calls.append(f"{self.name} waits for {other.name}")
+
+        class Graph:
+            def replay(self):
+                this.calls.append("replay")
+
+        @contextmanager
+        def block(name):
+            this.calls.append(name)
+            yield
+            this.calls.append(f"end of {name}")
+            if name.startswith("capture") and error is not None:
+                raise error
+
+        fakes = {
+            "Stream": Stream,
+            "current_stream": lambda: Stream("current"),
+            "CUDAGraph": Graph,
+            "device": lambda device: block(f"device {device.index}"),
+            "stream": lambda stream: block(f"stream {stream.name}"),
+            "graph": lambda graph, pool, stream, capture_error_mode: block(
+                f"capture {pool} {stream.name} {capture_error_mode}"
+            ),
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+
+class TestRecord:
+    def test_runs_first_then_a_capture_that_computes_nothing(self, monkeypatch):
+        cuda = FakeCuda(monkeypatch)
+
+        def function():
+            cuda.calls.append("run")
+            return (torch.ones(2),)
+
+        recording = static_shapes.record(function, lambda: "pool", torch.device("cuda", 1))
+        recording.replay()
+        assert cuda.calls == [
+            "device 1",
+            "side waits for current",
+            "stream side",
+            "run",
+            "run",
+            "end of stream side",
+            "current waits for side",
+            "capture pool side thread_local",
+            "run",
+            "end of capture pool side thread_local",
+            "end of device 1",
+            "replay",
+        ]
+        assert len(recording.outputs) == 1
+
+    def test_what_a_graph_cannot_hold(self, monkeypatch):
+        FakeCuda(monkeypatch, RuntimeError("operation not permitted when stream is capturing"))
+        match = r"can't be recorded as a CUDA graph \(operation not.*mode='default'"
+        with pytest.raises(RuntimeError, match=match):
+            static_shapes.record(tuple, lambda: "pool", torch.device("cuda", 0))
+        FakeCuda(monkeypatch, torch.OutOfMemoryError("out of memory"))
+        with pytest.raises(torch.OutOfMemoryError):
+            static_shapes.record(tuple, lambda: "pool", torch.device("cuda", 0))
 
 
 def test_what_a_recording_depends_on():

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from hf_specdec.cli.options import (
+    Compile,
     Device,
     Dtype,
     PackWeights,
@@ -65,6 +66,7 @@ def bench(
     dtype: Dtype = "auto",
     device: Device = "auto",
     pack_weights: PackWeights = False,
+    compiles: Compile = False,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="CPU threads (default: torch's choice).")
     ] = None,
@@ -105,7 +107,8 @@ def bench(
 
     Fails if a text differs from plain generate's for another reason than
     rounding. With --pack-weights the runs with a drafter have packed weights,
-    the plain ones don't; K = 0 shows what the packing alone brings.
+    the plain ones don't; K = 0 shows what the packing alone brings. The same
+    with --compile, whose functions are compiled before anything is timed.
 
     \b
     Examples:
@@ -131,6 +134,7 @@ def bench(
         dtype,
         device,
         pack_weights,
+        compiles,
     )
     options = (speculative_config, spec_method, spec_model, spec_tokens)
     names_drafter = any(option is not None for option in options)
