@@ -110,7 +110,7 @@ class TestRecordedModel:
 
 
 class TestPackedWeights:
-    def test_compiled_code_uses_them(self, prompts):
+    def test_compiled_code_uses_them(self, prompts, monkeypatch):
         target, inputs, graphs = small_target(), prompts(1), Graphs()
         expected = row_by_row(target, inputs, max_new_tokens=12, do_sample=False)
 
@@ -118,11 +118,14 @@ class TestPackedWeights:
             drafter = ScriptedDrafter(expected, sometimes_wrong, 2)
             calls = []
             original = torch.ops.mkldnn._linear_pointwise
-            torch.ops.mkldnn._linear_pointwise = lambda *a: calls.append(1) or original(*a)
-            try:
+
+            def counted(*arguments):
+                calls.append(1)
+                return original(*arguments)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(torch.ops.mkldnn, "_linear_pointwise", counted)
                 output = run(target, inputs, drafter, **graphs.arguments)
-            finally:
-                torch.ops.mkldnn._linear_pointwise = original
             assert new_tokens(output.sequences, inputs, [12]) == expected
             assert bool(calls) == weights_packed
 
