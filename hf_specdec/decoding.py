@@ -286,7 +286,10 @@ class SpeculativeDecoder:
             self._target.advance(num_new, host_num_new)
         if output.hidden_states.shape[1] == run_tokens.shape[1]:
             step = VerifiedStep(
-                run_tokens, output.hidden_states, num_emitted - 1, [n - 1 for n in host_num_emitted]
+                run_tokens,
+                output.hidden_states,
+                num_emitted - 1 if self._target.advances_together else verdict.num_accepted,
+                [n - 1 for n in host_num_emitted],
             )
         else:
             step = self._prompt_step(output.hidden_states)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hf_specdec.modeling.largest import index_of_largest
 from hf_specdec.noise import Stream, add_gumbel, uniform
 
 
@@ -59,8 +60,7 @@ def choose_tokens(
     elif logits.dtype == torch.float64:
         # generate() compares in float32; two values that are one there must tie here too.
         logits = logits.float()
-    # max: torch's argmax of half precision is five times slower on CPU, with the same tie rule.
-    return logits.max(dim=-1).indices
+    return index_of_largest(logits)
 
 
 def count_accepted(draft_ids: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ def count_accepted(draft_ids: torch.Tensor, chosen: torch.Tensor) -> torch.Tenso
     Returns:
         int64 ``[B]`` in 0..K.
     """
-    matches = (draft_ids == chosen[:, : draft_ids.shape[1]]).long()
+    matches = draft_ids == chosen[:, : draft_ids.shape[1]]
     return matches.cumprod(dim=1).sum(dim=1)
 
 
@@ -134,5 +134,5 @@ def verify_rejection(
     position = positions.gather(1, num_accepted[:, None])
     noisy = add_gumbel(residual.log()[:, None], row_seeds, position, Stream.RESIDUAL)
     tokens = torch.nn.functional.pad(draft_ids, (0, 1))
-    tokens = tokens.scatter(1, num_accepted[:, None], noisy.argmax(dim=-1))
+    tokens = tokens.scatter(1, num_accepted[:, None], index_of_largest(noisy))
     return Verdict(tokens, num_accepted)
