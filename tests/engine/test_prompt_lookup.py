@@ -1,5 +1,7 @@
 """Drafts looked up in the text: the search, what is used of it, and that it changes no token."""
 
+from typing import Any
+
 import pytest
 import torch
 from tiny_models import PAD, new_tokens, row_by_row
@@ -282,16 +284,33 @@ class TestNGramDrafter:
         assert output.speculation.num_draft_tokens > 0
         assert len(output.speculation.accepted_per_position) == 10
 
-    def test_in_transformers_own_loop(self, target, repetitive):
+    def test_in_transformers_own_loop(self, target, repetitive, monkeypatch):
         inputs = repetitive(1)
         expected = row_by_row(target, inputs, max_new_tokens=NEW, do_sample=False)
-        drafter = NGramDrafter()
-        ids, logits = drafter.get_candidates(inputs["input_ids"], is_first_iteration=True)
+        generators = []
+
+        def ours(self, *args, **kwargs):
+            generators.append(NGramDrafter())
+            return generators[-1]
+
+        hf_specdec.disable()
+        monkeypatch.setattr(type(target), "_get_candidate_generator", ours)
+        try:
+            tokens = target.generate(
+                **inputs, prompt_lookup_num_tokens=6, max_new_tokens=NEW, do_sample=False
+            )
+        finally:
+            hf_specdec.enable()
+        assert generators
+        assert new_tokens(tokens, inputs, [NEW]) == expected
+
+    def test_candidates_are_the_text_and_what_followed(self):
+        text: Any = torch.tensor([[0, 1, 2, 3, 4, 5, 1, 2, 3]])
+        ids, logits = NGramDrafter(PromptLookup(3)).get_candidates(text)
         assert logits is None
-        assert ids.shape[1] > inputs["input_ids"].shape[1]
-        no_match = torch.arange(3, 20)[None]
-        assert drafter.get_candidates(no_match)[0] is no_match
-        assert expected
+        assert ids.tolist() == [[*text[0].tolist(), 4, 5, 1]]
+        other: Any = torch.arange(3, 20)[None]
+        assert NGramDrafter().get_candidates(other)[0] is other
 
 
 class TestRefusals:
