@@ -43,13 +43,15 @@ def show(title, columns, rows, as_markdown):
         lines = [columns, ["---"] * len(columns), *rows]
         print(f"{title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n")
         return
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left")
     for row in rows:
         table.add_row(*row)
-    # As wide as it needs in a file or a pipe.
-    Console(width=None if sys.stdout.isatty() else 120).print(table, markup=False)
+    # In a file or a pipe as wide as it needs.
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(f"\n{title}", style="bold", markup=False, highlight=False)
+    console.print(table, markup=False)
 
 
 def write_json(path, numbers, **settings):
