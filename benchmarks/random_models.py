@@ -96,9 +96,7 @@ def gemma4_pair(dtype, layers, hidden, vocabulary, noise):
             backbone_hidden_size=hidden,
         )
         assistant = Gemma4AssistantForCausalLM(config)
-        codes = torch.nn.functional.normalize(torch.randn(vocabulary, narrow), dim=1)
-        basis = torch.linalg.qr(torch.randn(hidden, narrow)).Q
-        successors = codes[torch.randperm(vocabulary)]
+        codes, basis, successors = _successors(vocabulary, narrow, hidden)
     with torch.no_grad():
         target.model.embed_tokens.weight.copy_(codes @ basis.T)
         target.lm_head.weight.copy_(successors @ basis.T)
@@ -113,6 +111,56 @@ def gemma4_pair(dtype, layers, hidden, vocabulary, noise):
         model.to(dtype).eval()
     target.generation_config.pad_token_id = 0
     return target, assistant
+
+
+def llama_pair(dtype, layers, hidden, vocabulary, noise):
+    """The same for Llamas: a target, and a draft model of two narrow layers."""
+    narrow = hidden // 4
+    with torch.random.fork_rng():
+        torch.manual_seed(_SEED)
+        target, draft = (
+            LlamaForCausalLM(
+                LlamaConfig(
+                    vocab_size=vocabulary,
+                    hidden_size=width,
+                    intermediate_size=4 * width,
+                    num_hidden_layers=depth,
+                    num_attention_heads=4,
+                    num_key_value_heads=2,
+                    max_position_embeddings=4096,
+                    tie_word_embeddings=False,
+                    eos_token_id=None,
+                    bos_token_id=None,
+                    pad_token_id=0,
+                )
+            )
+            for width, depth in ((hidden, layers), (narrow, 2))
+        )
+        codes, basis, successors = _successors(vocabulary, narrow, hidden)
+        for model, width, scale in ((target, hidden, noise), (draft, narrow, 0.02)):
+            for layer in model.model.layers:
+                attention, mlp = layer.self_attn, layer.mlp
+                for linear in (attention.v_proj, mlp.gate_proj, mlp.up_proj):
+                    torch.nn.init.normal_(linear.weight, std=width**-0.5)
+                torch.nn.init.normal_(attention.o_proj.weight, std=scale * width**-0.5)
+                torch.nn.init.normal_(mlp.down_proj.weight, std=scale * (4 * width) ** -0.5)
+    with torch.no_grad():
+        # As long as a vector of ones.
+        target.model.embed_tokens.weight.copy_(hidden**0.5 * codes @ basis.T)
+        target.lm_head.weight.copy_(successors @ basis.T)
+        draft.model.embed_tokens.weight.copy_(narrow**0.5 * codes)
+        draft.lm_head.weight.copy_(successors)
+    for model in (target, draft):
+        model.to(dtype).eval()
+        model.generation_config.pad_token_id = 0
+    return target, draft
+
+
+def _successors(vocabulary, narrow, hidden):
+    """Unit codes ``[V, n]`` of all tokens, a basis ``[d, n]``, and the codes by successor."""
+    codes = torch.nn.functional.normalize(torch.randn(vocabulary, narrow), dim=1)
+    basis = torch.linalg.qr(torch.randn(hidden, narrow)).Q
+    return codes, basis, codes[torch.randperm(vocabulary)]
 
 
 def _gemma4_config(hidden, layers, vocabulary, **fields):

@@ -38,18 +38,19 @@ def machine():
 
 
 def show(title, columns, rows, as_markdown):
-    """Print cells; the first column is to the left, the others to the right."""
+    """Print cells; columns of words are to the left, those that begin with a digit to the right."""
     if as_markdown:
         lines = [columns, ["---"] * len(columns), *rows]
         print(f"{title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n")
         return
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left")
+    for column, cells in zip(columns, zip(*rows, strict=True), strict=True):
+        is_number = cells[-1][:1].isdigit() or cells[-1][:1] == "-"
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     # In a file or a pipe as wide as it needs.
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(f"\n{title}", style="bold", markup=False, highlight=False)
     console.print(table, markup=False)
 
