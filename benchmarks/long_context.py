@@ -232,7 +232,9 @@ def draw(rows, path):
     batches = list(dict.fromkeys(row["batch"] for row in rows))
     figure = Figure(figsize=(4.4 * len(batches), 4), layout="constrained")
     looks = {PLAIN: ("0.4", "s"), LIBRARY: (OURS, "o"), TRANSFORMERS: (THEIRS, "^")}
-    for axis, batch in zip(figure.subplots(1, len(batches), squeeze=False)[0], batches, strict=True):
+    for axis, batch in zip(
+        figure.subplots(1, len(batches), squeeze=False)[0], batches, strict=True
+    ):
         for way, (colour, marker) in looks.items():
             of_way = [row for row in rows if (row["batch"], row["way"]) == (batch, way)]
             if of_way:

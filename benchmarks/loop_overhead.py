@@ -3,10 +3,10 @@
     python benchmarks/loop_overhead.py
     python benchmarks/loop_overhead.py --models demo --batch 1 --top 20
 
-On the demo pair, and on a random model of a 1B Llama's shape with a random MLP speculator. Steps are
-timed undisturbed, plain ``generate``'s beside ours in turns; the operators come from further calls
-under torch's profiler, which slows them down: their counts are exact, their times an upper bound.
-What is outside and in no operator is Python and the calls' own cost.
+On the demo pair, and on a random model of a 1B Llama's shape with a random MLP speculator. Steps
+are timed undisturbed, plain ``generate``'s beside ours in turns; the operators come from further
+calls under torch's profiler, which slows them down: their counts are exact, their times an upper
+bound. What is outside and in no operator is Python and the calls' own cost.
 """
 
 import argparse
@@ -79,8 +79,9 @@ class Pair:
             "pad_token_id": 0,
         }
         if speculative:
-            return self.target.generate(**arguments, assistant_model=self.drafter,
-                                        num_assistant_tokens=k)
+            return self.target.generate(
+                **arguments, assistant_model=self.drafter, num_assistant_tokens=k
+            )
         with transformers_alone():
             return self.target.generate(**arguments)
 

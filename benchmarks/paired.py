@@ -38,7 +38,7 @@ class Measured:
         seconds: per new token, for each prompt and repeat.
         forwards: of the target in the first repeat, that of the prompt included.
         tokens: new ones in the first repeat.
-        identical, near_ties, wrong: texts against plain ``generate``'s (see `hf_specdec.agreement`).
+        identical, near_ties, wrong: texts beside plain ``generate``'s (see `hf_specdec.agreement`).
     """
 
     way: Way

@@ -22,7 +22,9 @@ def add_output_options(parser, plot=True):
     parser.add_argument("--markdown", action="store_true", help="print Markdown instead of tables")
     if plot:
         parser.add_argument(
-            "--plot", metavar="FILE", help=f"draw a picture ({', '.join(FORMATS)}); needs matplotlib"
+            "--plot",
+            metavar="FILE",
+            help=f"draw a picture ({', '.join(FORMATS)}); needs matplotlib",
         )
 
 

@@ -49,7 +49,7 @@ SECTIONS = ("demo", "draft", "mtp", "gemma4")
 K = 3
 FITTED_LAYERS, FITTED_TEXTS, FITTED_LENGTH = 2, 64, 96
 # Where a synthetic pair's acceptance is like that of a good real one.
-NOISE = {"draft": 1.0, "gemma4": 1.0}
+NOISE = {"draft": 2.0, "gemma4": 1.2}
 
 
 def in_transformers(target, **options):
@@ -131,7 +131,11 @@ def draft_ways(target, draft_model):
             in_transformers(target, assistant_model=draft_model),
             ours,
         ),
-        Way(ours, "hf_specdec", in_library(target, assistant_model=DraftModelDrafter(draft_model, K))),
+        Way(
+            ours,
+            "hf_specdec",
+            in_library(target, assistant_model=DraftModelDrafter(draft_model, K)),
+        ),
     ]
 
 

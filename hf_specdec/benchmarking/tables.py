@@ -98,6 +98,13 @@ def disagreement_lines(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def slowest_line(rows: Sequence[Row]) -> str:
+    """Of at least one row, the one with the smallest median speed-up: whether it ever hurts."""
+    row = min(rows, key=lambda row: row.speedup.median)
+    place = f"{row.prompt_set}, batch {row.batch}, K={row.k}"
+    return f"least speed-up: {row.speedup.median:.2f}x ({place}), of {len(rows)} rows"
+
+
 def environment_line(report: Report) -> str:
     """Models, machine, versions and settings, in a line."""
     known = {**report.environment, **report.settings}
@@ -122,7 +129,7 @@ def markdown(report: Report) -> str:
         lines.append(cells)
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     wrong = disagreement_lines([row for row in report.rows if row.wrong])
-    return "\n\n".join([table, *wrong, environment_line(report)])
+    return "\n\n".join([table, *wrong, slowest_line(report.rows), environment_line(report)])
 
 
 def _table(

@@ -30,6 +30,7 @@ from hf_specdec.benchmarking.tables import (
     disagreement_lines,
     environment_line,
     markdown,
+    slowest_line,
     tables,
 )
 from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY
@@ -263,4 +264,5 @@ def _show(report: Report, console: Console, as_markdown: bool) -> None:
         console.print(table)
     for line in disagreement_lines(report.rows):
         console.print(line, markup=False, highlight=False)
+    console.print(slowest_line(report.rows), markup=False, highlight=False)
     console.print(environment_line(report), style="dim", markup=False, highlight=False)
