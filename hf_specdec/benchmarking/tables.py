@@ -98,11 +98,13 @@ def disagreement_lines(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def slowest_line(rows: Sequence[Row]) -> str:
-    """Of at least one row, the one with the smallest median speed-up: whether it ever hurts."""
+def slowest_lines(rows: Sequence[Row]) -> list[str]:
+    """Of several rows, a line about the smallest median speed-up: whether it ever hurts."""
+    if len(rows) < 2:
+        return []
     row = min(rows, key=lambda row: row.speedup.median)
     place = f"{row.prompt_set}, batch {row.batch}, K={row.k}"
-    return f"least speed-up: {row.speedup.median:.2f}x ({place}), of {len(rows)} rows"
+    return [f"least speed-up: {row.speedup.median:.2f}x ({place}), of {len(rows)} rows"]
 
 
 def environment_line(report: Report) -> str:
@@ -129,7 +131,7 @@ def markdown(report: Report) -> str:
         lines.append(cells)
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     wrong = disagreement_lines([row for row in report.rows if row.wrong])
-    return "\n\n".join([table, *wrong, slowest_line(report.rows), environment_line(report)])
+    return "\n\n".join([table, *wrong, *slowest_lines(report.rows), environment_line(report)])
 
 
 def _table(
