@@ -68,12 +68,14 @@ class Pair:
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def call(self, inputs, speculative):
-        """Generate; long enough that no row ends during the steps that count."""
+        """Generate; long enough that no row ends, or drafts less, during the steps that count."""
         steps = SKIPPED + self._options.steps
         k = self._options.k if speculative else 0
+        # Random heads are right by chance alone.
+        per_step = k + 1 if self.name == DEMO else 1
         arguments = {
             **inputs,
-            "max_new_tokens": steps * (k + 1) + 1,
+            "max_new_tokens": steps * per_step + 2 * (k + 1),
             "do_sample": False,
             "eos_token_id": None,
             "pad_token_id": 0,
@@ -92,7 +94,7 @@ class Pair:
         return steps[SKIPPED : SKIPPED + self._options.steps]
 
 
-def outside_operators(pair, inputs):
+def outside_operators(pair, inputs, steps):
     """Operators of a speculative step that run in neither network: by name count and microseconds.
 
     An operator's time is its own, without the operators that it calls.
@@ -124,16 +126,16 @@ def outside_operators(pair, inputs):
     finally:
         for hook in hooks:
             hook.remove()
-    return _outside(profiler.events())
+    return _outside(profiler.events(), steps)
 
 
-def _outside(events):
-    """By name: calls per step, and microseconds of the median step."""
+def _outside(events, most):
+    """By name: calls per step, and microseconds of the median step, of ``most`` steps."""
     forwards = sorted(
         (e.time_range for e in events if e.name == TARGET), key=lambda span: span.start
     )
     # A step begins behind a forward and reaches to the next.
-    starts = [span.end for span in forwards[SKIPPED:]]
+    starts = [span.end for span in forwards[SKIPPED : SKIPPED + most + 1]]
     steps = len(starts) - 1
     calls, times = defaultdict(int), defaultdict(lambda: [0.0] * steps)
     for event in events:
@@ -176,7 +178,7 @@ def measure(pair, batch, options):
             row[f"{prefix}{part}_ms"] = statistics.median(values)
         shares = [step.loop / step.total for step in steps[speculative]]
         row[f"{prefix}share"] = statistics.median(shares)
-    row["operators"] = outside_operators(pair, inputs)
+    row["operators"] = outside_operators(pair, inputs, options.steps)
     row["operator_calls"] = sum(r["calls"] for r in row["operators"])
     row["operator_ms"] = sum(r["microseconds"] for r in row["operators"]) / 1000
     return row

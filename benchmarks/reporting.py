@@ -52,7 +52,7 @@ def show(title, columns, rows, as_markdown):
     for row in rows:
         table.add_row(*row)
     # In a file or a pipe as wide as it needs.
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = Console(width=None if sys.stdout.isatty() else 170)
     console.print(f"\n{title}", style="bold", markup=False, highlight=False)
     console.print(table, markup=False)
 
