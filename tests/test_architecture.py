@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lockstep": {"target", "prompt"},
     "outputs": {"target"},
     "drafting": {"noise", "processors", "verification"},
-    "verification": {"noise"},
+    "verification": {"kernels", "noise"},
     "drafters": {"modeling", "noise", "config", "metrics", "prompt", "cache"},
     "registry": {"modeling", "drafters"},
     "decoding": {
