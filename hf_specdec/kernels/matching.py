@@ -84,7 +84,7 @@ def match_partial(
     store_best(values, indices, tl.program_id(0).to(tl.int64) * num_chunks + chunk, best, best_ids)
 
 
-@triton.jit(do_not_specialize=["num_positions", "num_chunks"])
+@triton.jit(do_not_specialize=["num_positions", "num_draft_tokens", "num_chunks"])
 def match_finish(
     values,
     indices,
@@ -92,6 +92,7 @@ def match_finish(
     tokens,
     num_accepted,
     num_positions,
+    num_draft_tokens,
     num_chunks,
     POSITIONS: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -106,7 +107,6 @@ def match_finish(
     best_ids = tl.load(indices + at, mask=inside, other=NONE)
     _, _, chosen = best_of(best, best_ids, 1)
     chosen = chosen.to(tl.int64)
-    num_draft_tokens = num_positions - 1
     draft_at = draft_ids + row * num_draft_tokens + position
     drafted = tl.load(draft_at, mask=position < num_draft_tokens, other=-1)
     wrong = (drafted != chosen) & (position < num_draft_tokens)
@@ -173,6 +173,7 @@ def verify_match(
             tokens,
             num_accepted,
             num_positions,
+            draft_ids.shape[1],
             plan.chunks,
             POSITIONS=plan.positions_padded,
             CHUNKS=plan.chunks_padded,

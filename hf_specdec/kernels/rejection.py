@@ -285,12 +285,14 @@ def verify_rejection(
     Returns:
         int64 ``[B, K + 1]``, tokens, and int64 ``[B]``, the accepted draft tokens.
     """
-    requests, num_positions, vocabulary = logits.shape
+    num_positions = draft_ids.shape[1] + 1
+    logits, positions = logits[:, :num_positions], positions[:, :num_positions]
+    requests, _, vocabulary = logits.shape
     device = logits.device
     statistics, rows = softmax_statistics(logits, temperature)
     last = split(vocabulary, requests, 1, _BLOCK, device)
     values = torch.empty((2, requests, last.chunks), dtype=torch.float32, device=device)
-    indices = torch.empty_like(values, dtype=torch.int32)
+    indices = torch.empty((2, requests, last.chunks), dtype=torch.int32, device=device)
     tokens = torch.empty((requests, num_positions), dtype=torch.long, device=device)
     num_accepted = torch.empty(requests, dtype=torch.long, device=device)
     draft_ids = draft_ids.contiguous()

@@ -1,0 +1,39 @@
+"""Each test of this folder runs on the plain torch function and on its kernel.
+
+Without a GPU the kernels run in Triton's interpreter, which a process has for all kernels or for
+none: `tests/kernels/test_interpreter.py` runs this folder again in a process that has it.
+"""
+
+import pytest
+import torch
+from kernel_twins import BLOCK, DEVICE
+
+from hf_specdec.kernels import runtime
+
+
+@pytest.fixture(params=["torch", "kernel"])
+def implementation(request: pytest.FixtureRequest) -> str:
+    if request.param == "kernel" and not runtime.usable(torch.zeros(1, device=DEVICE)):
+        pytest.skip("needs a GPU or TRITON_INTERPRET=1: see test_interpreter.py")
+    return request.param
+
+
+@pytest.fixture(params=["one program a row", "many programs a row"])
+def grid(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a kernel shares rows out."""
+    if runtime.usable(torch.zeros(1, device=DEVICE)):
+        from hf_specdec.kernels import rows
+
+        slots = 1 if request.param.startswith("one") else 10**6
+        monkeypatch.setattr(rows, "program_slots", lambda device: slots)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few hundred ids are several blocks: the interpreter is slow."""
+    if runtime.usable(torch.zeros(1, device=DEVICE)):
+        from hf_specdec.kernels import matching, rejection, softmax
+
+        for module in (matching, rejection, softmax):
+            monkeypatch.setattr(module, "_BLOCK", BLOCK)
+        monkeypatch.setattr(matching, "_NOISY_BLOCK", BLOCK)
