@@ -18,7 +18,7 @@ Result = tuple[torch.Tensor, torch.Tensor]
 
 def verify_match(implementation: str, *args: Any) -> Result:
     """Tokens and numbers of accepted drafts, by the twin or the kernel."""
-    if implementation == "torch":
+    if implementation == "plain":
         verdict = verification.match_in_torch(*args)
         return verdict.tokens, verdict.num_accepted
     from hf_specdec.kernels import matching
@@ -28,7 +28,7 @@ def verify_match(implementation: str, *args: Any) -> Result:
 
 def verify_rejection(implementation: str, *args: Any) -> Result:
     """The same for the rejection rule."""
-    if implementation == "torch":
+    if implementation == "plain":
         verdict = verification.reject_in_torch(*args)
         return verdict.tokens, verdict.num_accepted
     from hf_specdec.kernels import rejection

@@ -11,7 +11,7 @@ from kernel_twins import BLOCK, DEVICE
 from hf_specdec.kernels import runtime
 
 
-@pytest.fixture(params=["torch", "kernel"])
+@pytest.fixture(params=["plain", "kernel"])
 def implementation(request: pytest.FixtureRequest) -> str:
     if request.param == "kernel" and not runtime.usable(torch.zeros(1, device=DEVICE)):
         pytest.skip("needs a GPU or TRITON_INTERPRET=1: see test_interpreter.py")
