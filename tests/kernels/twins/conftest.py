@@ -31,9 +31,20 @@ def grid(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few hundred ids are several blocks: the interpreter is slow."""
+    _set_blocks(monkeypatch, BLOCK)
+
+
+@pytest.fixture
+def large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large vocabularies are few blocks, for the same reason; only where nothing is compiled."""
+    if DEVICE.type == "cpu":
+        _set_blocks(monkeypatch, 16384)
+
+
+def _set_blocks(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     if runtime.usable(torch.zeros(1, device=DEVICE)):
         from hf_specdec.kernels import matching, rejection, softmax
 
         for module in (matching, rejection, softmax):
-            monkeypatch.setattr(module, "_BLOCK", BLOCK)
-        monkeypatch.setattr(matching, "_NOISY_BLOCK", BLOCK)
+            monkeypatch.setattr(module, "_BLOCK", block)
+        monkeypatch.setattr(matching, "_NOISY_BLOCK", block)

@@ -193,6 +193,7 @@ def test_the_temperature_rounds_as_in_torch(implementation: str) -> None:
         assert tokens.tolist() == [[9]]
 
 
+@pytest.mark.usefixtures("large_blocks")
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_vocabularies_of_real_models(implementation: str, vocabulary: int) -> None:
     logits = random_logits(1, 2, vocabulary, dtype=torch.bfloat16).clamp(max=20)
