@@ -6,18 +6,14 @@ ones. The two logarithms behind it are those of the device's mathematics library
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-_jit: Any = triton.jit
-
 _LARGEST_UNIT = tl.constexpr(1.0 - 2.0**-24)
 
 
-@_jit
+@triton.jit
 def _mix(x):
     """Hash uint32 values, as `hf_specdec.noise._mix`."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
@@ -25,7 +21,7 @@ def _mix(x):
     return x ^ (x >> 16)
 
 
-@_jit
+@triton.jit
 def hash_keys(row_seeds, positions, STREAM: tl.constexpr):
     """The two uint32 keys of int64 seeds and positions; both scalars or both of one shape."""
     low = row_seeds.to(tl.uint32)
@@ -36,7 +32,7 @@ def hash_keys(row_seeds, positions, STREAM: tl.constexpr):
     return first, second
 
 
-@_jit
+@triton.jit
 def unit_interval(first, second, token_ids):
     """float32 in (0, 1) for keys and int32 token ids."""
     bits = _mix(_mix((token_ids.to(tl.uint32) * 0x9E3779B9) ^ first) ^ second)
@@ -44,7 +40,7 @@ def unit_interval(first, second, token_ids):
     return tl.minimum(u, _LARGEST_UNIT)
 
 
-@_jit
+@triton.jit
 def _log1p(x, LIBDEVICE: tl.constexpr):
     """log(1 + x) for -1 < x < 0.
 
@@ -59,7 +55,7 @@ def _log1p(x, LIBDEVICE: tl.constexpr):
         return tl.where(added == 0.0, x, tl.log(shifted) * x / tl.where(added == 0.0, 1.0, added))
 
 
-@_jit
+@triton.jit
 def gumbel(first, second, token_ids, LIBDEVICE: tl.constexpr):
     """Standard Gumbel noise, float32, for keys and int32 token ids."""
     u = unit_interval(first, second, token_ids)

@@ -9,8 +9,6 @@ never written, and of the draft's probabilities only the row that was rejected i
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -39,10 +37,8 @@ _BLOCK = 2048
 _WARPS = 8
 _FINISH_WARPS = 1
 
-_jit: Any = triton.jit
 
-
-@_jit
+@triton.jit
 def _decide(
     logits,
     draft_ids,
@@ -102,7 +98,7 @@ def _decide(
     )
 
 
-@_jit
+@triton.jit
 def _race(
     logits,
     draft_probs,

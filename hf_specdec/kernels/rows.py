@@ -11,8 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-_jit: Any = triton.jit
-
 NONE = tl.constexpr(2147483647)  # an index behind every other
 _LOWEST = tl.constexpr(float("-inf"))
 
@@ -22,7 +20,7 @@ _LARGEST_TILE = 1024
 TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-@_jit
+@triton.jit
 def scaled(logits, temperature, SCALE: tl.constexpr, DIVIDE: tl.constexpr):
     """float32 logits over the temperature, rounded as torch rounds ``logits / temperature``.
 
@@ -37,13 +35,13 @@ def scaled(logits, temperature, SCALE: tl.constexpr, DIVIDE: tl.constexpr):
         return logits
 
 
-@_jit
+@triton.jit
 def improves(values, best):
     """Where values replace the best so far: larger ones, and the first NaN, as torch orders."""
     return (values > best) | ((values != values) & (best == best))
 
 
-@_jit
+@triton.jit
 def best_of(values, indices, AXIS: tl.constexpr):
     """The largest value along an axis and the lowest index that holds it; NaN is the largest.
 
@@ -57,7 +55,7 @@ def best_of(values, indices, AXIS: tl.constexpr):
     return tl.max(largest, AXIS), tl.max(any_nan.to(tl.int32), AXIS) > 0, index
 
 
-@_jit
+@triton.jit
 def store_best(values, indices, offset, best, best_ids):
     """Write the best of a chunk; both blocks are one-dimensional."""
     largest, any_nan, index = best_of(best, best_ids, 0)

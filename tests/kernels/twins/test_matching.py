@@ -213,10 +213,10 @@ def test_sampling_from_a_vocabulary_of_a_real_model(implementation: str) -> None
 
 
 def test_rows_beyond_32_bit_offsets(implementation: str) -> None:
-    logits = far_apart(2, 3 * 80, torch.float16).view(2, 3, 80)
-    for row in range(2):
+    logits = far_apart(3 * 80).view(3, 3, 80)
+    for row in range(3):
         for position in range(3):
             logits[row, position, 10 * row + position] = 1.0
-    tokens, num_accepted = verify_match(implementation, ids([0, 1], [10, 0]), logits)
-    assert tokens.tolist() == [[0, 1, 2], [10, 11, 12]]
-    assert num_accepted.tolist() == [2, 1]
+    tokens, num_accepted = verify_match(implementation, ids([0, 1], [10, 0], [20, 21]), logits)
+    assert tokens.tolist() == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
+    assert num_accepted.tolist() == [2, 1, 2]
