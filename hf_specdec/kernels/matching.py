@@ -187,8 +187,9 @@ def variants() -> list[Variant]:
     finish: dict[str, Any] = {"POSITIONS": 8, "CHUNKS": MOST_CHUNKS}
     pointers = {"draft_ids": "*i64", "tokens": "*i64", "num_accepted": "*i64"} | _CHUNK_POINTERS
     return [
-        *(_partial_variant(dtype, noise=False) for dtype in TRITON_TYPES.values()),
-        *(_partial_variant(dtype, noise=True) for dtype in TRITON_TYPES.values()),
+        *(_partial_variant(dtype, noise=False, scale=False) for dtype in TRITON_TYPES.values()),
+        *(_partial_variant(dtype, noise=True, scale=True) for dtype in TRITON_TYPES.values()),
+        _partial_variant("fp32", noise=True, scale=False),  # behind top-k and other filters
         Variant(
             name="match_finish",
             kernel=match_finish,
@@ -205,16 +206,16 @@ def variants() -> list[Variant]:
 _CHUNK_POINTERS = {"values": "*fp32", "indices": "*i32"}
 
 
-def _partial_variant(dtype: str, noise: bool) -> Variant:
+def _partial_variant(dtype: str, noise: bool, scale: bool) -> Variant:
     block = _NOISY_BLOCK if noise else _BLOCK
-    constexprs: dict[str, Any] = {"NOISE": noise, "SCALE": noise, "ON_GPU": True, "BLOCK": block}
+    constexprs: dict[str, Any] = {"NOISE": noise, "SCALE": scale, "ON_GPU": True, "BLOCK": block}
     pointers = {"logits": f"*{dtype}", **_CHUNK_POINTERS}
     if noise:
         pointers |= {"row_seeds": "*i64", "positions": "*i64"}
     else:
         constexprs |= {"row_seeds": None, "positions": None}
     return Variant(
-        name=f"match_partial {dtype}{' noise, temperature' if noise else ''}",
+        name=f"match_partial {dtype}{' noise' * noise}{' temperature' * scale}",
         kernel=match_partial,
         signature=signature(match_partial, pointers | {"temperature": "fp32"}, constexprs),
         constexprs=constexprs,

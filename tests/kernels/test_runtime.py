@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +74,15 @@ def test_a_kernel_that_cannot_be_compiled_is_never_used() -> None:
 
     with pytest.warns(RuntimeWarning, match="ZeroDivisionError: no such arch"):
         assert not runtime.trusted("k", torch.zeros(1), trial)
+
+
+def test_no_trial_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain torch is captured then, and the trial is made later."""
+    like: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda"), dtype=torch.float32)
+    for capturing in (True, False, True):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)  # noqa: B023
+        first_time_and_capturing = capturing and not runtime._verdicts
+        assert runtime.trusted("k", like, lambda: True) is not first_time_and_capturing
 
 
 def test_where_kernels_cannot_run_none_is_imported() -> None:
