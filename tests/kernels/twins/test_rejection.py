@@ -143,11 +143,13 @@ def test_a_token_of_probability_zero_is_never_emitted(implementation: str) -> No
     impossible = torch.zeros(vocabulary, dtype=torch.bool, device=DEVICE)
     impossible[torch.randperm(vocabulary)[:130].to(DEVICE)] = True
     logits[..., impossible] = -INF
-    draft_ids[:, 1] = int(impossible.nonzero()[0])
+    draft_ids[:, 0] = (~impossible).nonzero()[0]
+    draft_probs[:, 0, draft_ids[0, 0]] = 0.0  # accepted for certain
+    draft_ids[:, 1] = impossible.nonzero()[0]
     draft_probs[:6, 1, draft_ids[0, 1]] = 0.0
-    draft_probs[9:] = 3.0
+    draft_probs[9:, 1] = 3.0
     result = verify_rejection(implementation, draft_ids, draft_probs, logits, *noise_of(rows, 3))
-    assert result[1].max() <= 1
+    assert result[1].tolist() == [1] * rows
     assert not any(bool(impossible[token]) for row in emitted(result) for token in row)
 
 
