@@ -167,14 +167,8 @@ def verify_match(
             enable_fp_fusion=False,  # torch rounds after the product and after the sum
         )
         match_finish[(requests,)](
-            values,
-            indices,
-            draft_ids.contiguous(),
-            tokens,
-            num_accepted,
-            num_positions,
-            draft_ids.shape[1],
-            plan.chunks,
+            *(values, indices, draft_ids.contiguous(), tokens, num_accepted),
+            *(num_positions, draft_ids.shape[1], plan.chunks),
             POSITIONS=plan.positions_padded,
             CHUNKS=plan.chunks_padded,
             num_warps=_FINISH_WARPS,
