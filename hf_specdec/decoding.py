@@ -199,16 +199,22 @@ class SpeculativeDecoder:
         logits: torch.Tensor,
         positions: torch.Tensor,
     ) -> tuple[Verdict, torch.Tensor]:
-        """Which drafts are accepted and what follows them; and the processed logits."""
+        """Which drafts are accepted and what follows them.
+
+        And the processed logits, if scores are asked for; otherwise nobody reads them.
+        """
         logits = logits.to(draft_ids.device)
         if self._pipeline.reads_prefix:
             return self._verify_along_paths(draft_ids, logits, positions)
-        scores = self._pipeline.block(logits)
+        # Verification can divide by a temperature itself, without a copy of the logits.
+        temperature = None if self._settings.outputs.scores else self._pipeline.temperature
+        scores = self._pipeline.block(logits) if temperature is None else logits
         if not self._settings.do_sample:
-            return verify_match(draft_ids, scores), scores
+            return verify_match(draft_ids, scores, None, None, temperature), scores
+        noise = (self._seeds, positions, temperature)
         if draft_probs is None:
-            return verify_match(draft_ids, scores, self._seeds, positions), scores
-        return verify_rejection(draft_ids, draft_probs, scores, self._seeds, positions), scores
+            return verify_match(draft_ids, scores, *noise), scores
+        return verify_rejection(draft_ids, draft_probs, scores, *noise), scores
 
     def _verify_along_paths(
         self, draft_ids: torch.Tensor, logits: torch.Tensor, positions: torch.Tensor

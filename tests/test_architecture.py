@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lockstep": {"target", "prompt"},
     "outputs": {"target"},
     "drafting": {"modeling", "noise", "processors", "verification"},
-    "verification": {"modeling", "noise"},
+    "verification": {"kernels", "modeling", "noise"},
     "drafters": {
         "attention",
         "modeling",
