@@ -15,7 +15,7 @@ from hf_specdec import compatibility
 from hf_specdec.auto_length import AutoDraftLength, Measurements
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.drafters import Drafter, Gemma4Drafter, NGramDrafter
-from hf_specdec.prompt_lookup import PromptLookup, check_positive
+from hf_specdec.lookup_options import PromptLookup, check_positive
 from hf_specdec.schedule import (
     AUTO,
     MOST_AUTO,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from hf_specdec import vllm_words
-from hf_specdec.prompt_lookup import check_positive
+from hf_specdec.lookup_options import check_positive
 from hf_specdec.schedule import AUTO, BatchSizeSchedule, NumDraftTokens, check_per_batch_size
 
 Method = Literal["mlp_speculator", "mtp", "ngram"]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
+from hf_specdec.lookup_options import PromptLookup
 from hf_specdec.metrics import SpeculationStats
 from hf_specdec.outputs import OutputRequest
-from hf_specdec.prompt_lookup import PromptLookup
 from hf_specdec.schedule import DraftLength
 
 

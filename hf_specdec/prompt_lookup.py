@@ -12,47 +12,15 @@ length that brings no more than the drafter does is not used.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
+
+from hf_specdec.lookup_options import PromptLookup
 
 # Drafts that a match of each length is taken to bring before it was tried: 1, 2, 3 and more tokens.
 _EXPECTED = (0.5, 1.5, 3.0)
 # Steps that this guess counts as, and the weight that counts keep with every newer step.
 _GUESS_WEIGHT, _DECAY = 3.0, 0.9
-
-
-@dataclass(frozen=True)
-class PromptLookup:
-    """How drafts are looked up.
-
-    Attributes:
-        num_tokens: tokens drafted behind a match.
-        max_ngram: tokens compared at most.
-        min_ngram: tokens that must match.
-
-    Raises:
-        ValueError: a number that isn't a positive integer, or ``min_ngram`` above ``max_ngram``.
-    """
-
-    num_tokens: int = 8
-    max_ngram: int = 4
-    min_ngram: int = 2
-
-    def __post_init__(self) -> None:
-        for name in ("num_tokens", "max_ngram", "min_ngram"):
-            check_positive(getattr(self, name), name)
-        if self.min_ngram > self.max_ngram:
-            raise ValueError(
-                f"min_ngram={self.min_ngram} must not be more than max_ngram={self.max_ngram}"
-            )
-
-
-def check_positive(value: object, name: str) -> int:
-    """Return ``value``, or raise ValueError unless it is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}={value!r} must be an integer of at least 1")
-    return value
 
 
 def find(
