@@ -82,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "compatibility",
         "config",
         "drafters",
-        "prompt_lookup",
+        "lookup_options",
         "schedule",
     },
     "compatibility": {"attention", "drafters", "lockstep", "outputs", "streaming", "target"},
