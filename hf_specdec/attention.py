@@ -10,8 +10,9 @@ the duration of one call.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -66,6 +67,23 @@ def grouped_sdpa(
     )
     output = output.reshape(batch, heads, length, value.shape[-1])
     return output.transpose(1, 2).contiguous(), None
+
+
+def additive(masks: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Masks as what is added to the scores, in their dtype: 0 where bool masks are True.
+
+    Eager attention wants them so, and sdpa would convert a boolean mask again in every layer.
+    """
+    return {name: torch.where(mask, *_scores(dtype, mask.device)) for name, mask in masks.items()}
+
+
+@cache
+def _scores(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is added for a key that is seen, and for one that isn't: scalars."""
+    return (
+        torch.zeros((), dtype=dtype, device=device),
+        torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device),
+    )
 
 
 def _for_groups(attention_mask: torch.Tensor, groups: int) -> torch.Tensor:

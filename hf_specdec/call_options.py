@@ -14,7 +14,8 @@ from transformers import GenerationConfig
 from hf_specdec import compatibility
 from hf_specdec.auto_length import AutoDraftLength, Measurements
 from hf_specdec.config import SpeculativeConfig
-from hf_specdec.drafters import Drafter, Gemma4Drafter
+from hf_specdec.drafters import Drafter, Gemma4Drafter, NGramDrafter
+from hf_specdec.lookup_options import PromptLookup, check_positive
 from hf_specdec.schedule import (
     AUTO,
     MOST_AUTO,
@@ -128,6 +129,40 @@ def confidence_threshold(
     name = "assistant_confidence_threshold"
     wish = _first_wish(name, options, generation_config, assistant_model)
     return 0.0 if wish is None else check_confidence_threshold(wish)
+
+
+def prompt_lookup(
+    options: dict[str, Any],
+    generation_config: GenerationConfig,
+    drafter: Drafter,
+    length: DraftLength,
+) -> PromptLookup | None:
+    """How drafts are looked up in the text before the drafter is asked; ``None``: not at all.
+
+    A call with ``num_assistant_tokens=0`` decodes without drafts of any kind.
+
+    Raises:
+        ValueError: a number that isn't a positive integer.
+    """
+    config: SpeculativeConfig = options["speculative_config"]
+    name = "prompt_lookup_num_tokens"
+    wanted = getattr(generation_config, name, None)
+    if wanted is None:
+        wanted = config.prompt_lookup_num_tokens
+    elif isinstance(wanted, bool) or wanted != 0:
+        # 0 turns off, for one call, what is attached.
+        check_positive(wanted, name)
+    if isinstance(drafter, NGramDrafter):
+        wanted = wanted or length.initial
+    if not wanted or length.limit == 0:
+        return None
+    size_name = "max_matching_ngram_size"
+    size = getattr(generation_config, size_name, None)
+    if size is not None:
+        check_positive(size, size_name)
+    low = config.prompt_lookup_min
+    high = size or config.prompt_lookup_max or max(PromptLookup.max_ngram, low or 0)
+    return PromptLookup(wanted, high, min(low or PromptLookup.min_ngram, high))
 
 
 def remember(assistant_model: Any, length: DraftLength) -> None:

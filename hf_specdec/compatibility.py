@@ -87,7 +87,7 @@ def check_num_draft_tokens(value: Any, drafter: Drafter, source: str) -> int:
             f"this assistant_model can draft (0 decodes without drafts), or 'auto'"
         )
     layers = drafter.default_draft_tokens
-    if value > layers and value % layers:
+    if drafter.method == "mtp" and value > layers and value % layers:
         raise ValueError(
             f"{source}={value} must be a multiple of {layers}, the number of MTP layers of the "
             "target, as they are used again in turn"

@@ -9,9 +9,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from hf_specdec import vllm_words
+from hf_specdec.lookup_options import check_positive
 from hf_specdec.schedule import AUTO, BatchSizeSchedule, NumDraftTokens, check_per_batch_size
 
-Method = Literal["mlp_speculator", "mtp"]
+Method = Literal["mlp_speculator", "mtp", "ngram"]
 Verification = Literal["match", "rejection"]
 
 
@@ -22,9 +23,15 @@ class SpeculativeConfig:
     Attributes:
         method: the way of drafting; found from the model if ``None``. vLLM's deprecated ``*_mtp``
             names are read as ``"mtp"``.
-        model: the drafter: Hub id, local folder, or a loaded model. ``"mtp"`` needs none.
+        model: the drafter: Hub id, local folder, or a loaded model. ``"mtp"`` and ``"ngram"`` need
+            none.
         num_speculative_tokens: K, tokens drafted a step; ``None`` leaves it to the checkpoint,
             ``"auto"`` chooses it while generating (not in vLLM).
+        prompt_lookup_max: tokens compared at most where drafts are looked up in the text itself; 4
+            if ``None``, and never less than ``prompt_lookup_min``.
+        prompt_lookup_min: tokens that must match; 2 if ``None``, and never more than the former.
+        prompt_lookup_num_tokens: with another method than ``"ngram"``: look up so many tokens first
+            and ask the drafter where nothing matches (transformers' word, not vLLM's).
         draft_tensor_parallel_size: 1 or the target's tensor-parallel size.
         num_speculative_tokens_per_batch_size: ``[[start, end, K], ...]``, upper limits of K by the
             number of rows that are still generating.
@@ -44,6 +51,9 @@ class SpeculativeConfig:
     num_speculative_tokens_per_batch_size: BatchSizeSchedule | None = None
     revision: str | None = None
     verification: Verification = "match"
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_num_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.method, str) and self.method in vllm_words.MTP_METHODS:
@@ -57,6 +67,7 @@ class SpeculativeConfig:
         if self.method is not None:
             vllm_words.check_method(self.method, get_args(Method))
         self._check_model()
+        self._check_prompt_lookup()
         check_verification(self.verification)
         if self.num_speculative_tokens_per_batch_size is not None:
             check_per_batch_size(self.num_speculative_tokens_per_batch_size)
@@ -81,8 +92,8 @@ class SpeculativeConfig:
                 raise ValueError(
                     f"model={self.model!r} is empty: name a Hub id or a folder, or leave it out"
                 )
-            if self.model in ("ngram", "[ngram]"):
-                vllm_words.check_method(self.model, get_args(Method))
+            if self.model in vllm_words.NGRAM_MODELS:
+                self._read_ngram_model()
         if self.revision is None:
             return
         if not isinstance(self.revision, str):
@@ -95,6 +106,45 @@ class SpeculativeConfig:
                 f"revision={self.revision!r} chooses a version of a model on the Hub, but model "
                 f"is {what}. Leave revision out, or name a Hub id"
             )
+
+    def _read_ngram_model(self) -> None:
+        """Take the model's name for the method, as vLLM does."""
+        if self.method not in (None, "ngram"):
+            raise ValueError(
+                f"method={self.method!r} contradicts model={self.model!r}, which means "
+                "method='ngram'. Give one of them"
+            )
+        self.method, self.model = "ngram", None
+
+    def _check_prompt_lookup(self) -> None:
+        """Raise ValueError for lengths that don't work, or that nothing here would use."""
+        names = ("prompt_lookup_max", "prompt_lookup_min", "prompt_lookup_num_tokens")
+        given = [name for name in names if getattr(self, name) is not None]
+        for name in given:
+            check_positive(getattr(self, name), name)
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        if low is not None and high is not None and low > high:
+            raise ValueError(
+                f"prompt_lookup_min={low} must not be more than prompt_lookup_max={high}"
+            )
+        if self.method in ("mtp", "mlp_speculator") and given and not self.prompt_lookup_num_tokens:
+            raise ValueError(
+                f"{given[0]}={getattr(self, given[0])} is of method='ngram', but method="
+                f"{self.method!r}. With it, set prompt_lookup_num_tokens as well: so many tokens "
+                "are looked up first"
+            )
+        if self.method == "ngram":
+            if self.prompt_lookup_num_tokens is not None:
+                raise ValueError(
+                    f"prompt_lookup_num_tokens={self.prompt_lookup_num_tokens} goes with another "
+                    "method; with method='ngram' num_speculative_tokens says how many are looked up"
+                )
+            if self.model is not None:
+                raise ValueError(
+                    f"method='ngram' drafts from the text alone, but model is given "
+                    f"({type(self.model).__name__}). Leave model out; or leave method out and set "
+                    "prompt_lookup_num_tokens, to look up first and ask the model elsewhere"
+                )
 
     @classmethod
     def from_value(cls, value: SpeculativeConfig | dict[str, Any] | str) -> SpeculativeConfig:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.cache_utils import Cache
 
 from hf_specdec.cache import compact_order
+from hf_specdec.decoding_settings import Decoded, DecodingSettings
 from hf_specdec.drafters.base import Drafter, VerifiedStep
 from hf_specdec.drafting import DraftPicker
-from hf_specdec.metrics import SpeculationStats, StatsRecorder
-from hf_specdec.outputs import OutputCollector, OutputRequest
+from hf_specdec.metrics import StatsRecorder
+from hf_specdec.outputs import OutputCollector
 from hf_specdec.processors import LogitsPipeline
 from hf_specdec.prompt import Prompt
-from hf_specdec.schedule import DraftLength
+from hf_specdec.prompt_lookup import LookupDrafts
 from hf_specdec.stopping import StoppingRules
 from hf_specdec.streaming import RowStep, RowStreamer
 from hf_specdec.target import TargetOutput, TargetRunner
@@ -25,52 +25,6 @@ from hf_specdec.verification import Verdict, choose_tokens, verify_match, verify
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
-
-
-@dataclass
-class DecodingSettings:
-    """What one call is asked for.
-
-    Attributes:
-        draft_length: K; 0 decodes without drafts, by the same rules.
-        do_sample: sample from the processed logits instead of taking the largest.
-        row_seeds: int64 ``[B]`` on the target's device, the seeds of the sampling noise.
-        rejection: verify by rejection sampling instead of by matching.
-        eos_token_ids: int64 ``[E]`` or ``None``.
-        pad_token_id: fills a finished row.
-        max_length: tokens of the longest result, prompt and padding included.
-        confidence_threshold: stop drafting after a token less probable than this in every row.
-        prefill_chunk_size: tokens per forward of the prompt; all at once if ``None``.
-        outputs: what to return besides the tokens.
-    """
-
-    draft_length: DraftLength
-    do_sample: bool
-    row_seeds: torch.Tensor
-    rejection: bool
-    eos_token_ids: torch.Tensor | None
-    pad_token_id: int
-    max_length: int
-    confidence_threshold: float = 0.0
-    prefill_chunk_size: int | None = None
-    outputs: OutputRequest = field(default_factory=OutputRequest)
-
-
-@dataclass
-class Decoded:
-    """The result of one call.
-
-    Attributes:
-        sequences: int64 ``[B, L]``, prompts and new tokens, finished rows padded.
-        stats: acceptance statistics.
-        outputs: the fields of transformers' output class that were asked for.
-        cache: filled for the caller, if it was wanted and can be.
-    """
-
-    sequences: torch.Tensor
-    stats: SpeculationStats
-    outputs: dict[str, Any]
-    cache: Cache | None
 
 
 class SpeculativeDecoder:
@@ -117,7 +71,7 @@ class SpeculativeDecoder:
                 settings.outputs, num_rows, layer_windows, prompt.num_slots
             )
         # A step writes up to K tokens further than a row reaches; the end turns them into padding.
-        width = settings.max_length + self._draft_length.limit
+        width = settings.max_length + settings.most_draft_tokens
         self._sequences = input_ids.new_full((num_rows, width), settings.pad_token_id)
         self._sequences[:, :prompt_length] = input_ids
         self._prompt_length = prompt_length
@@ -131,6 +85,7 @@ class SpeculativeDecoder:
         # Index in the result minus position.
         self._offsets = prompt.offsets - prompt.slots_before
         self._seeds = settings.row_seeds
+        self._lookup = LookupDrafts(settings.lookup) if settings.lookup else None
         # Embeddings have no ids; drafters are shown a zero for the prompt's last token.
         no_ids = self._rows.new_zeros(num_rows)
         self._last_tokens = input_ids[:, -1] if prompt_length else no_ids
@@ -174,23 +129,31 @@ class SpeculativeDecoder:
         output = self._target.prefill(model_kwargs, self._settings.prefill_chunk_size)
         no_draft = self._last_tokens.new_empty((len(self._host_rows), 0))
         verdict, scores = self._verify(no_draft, None, output.logits, self._positions(1))
-        self._emit(self._last_tokens[:, None], output, verdict, scores)
+        self._emit(self._last_tokens[:, None], output, verdict, scores, "nobody")
 
     def _step(self) -> None:
         """Draft, verify, accept, roll back."""
-        room = self._settings.max_length - min(self._host_lengths)
-        num_draft_tokens = self._draft_length.next(len(self._host_rows), room - 1)
-        positions = self._positions(num_draft_tokens + 1)
-
-        draft_ids, draft_probs = self._draft(num_draft_tokens, positions)
-        positions = positions[:, : draft_ids.shape[1] + 1]
+        most = self._settings.max_length - min(self._host_lengths) - 1
+        num_draft_tokens = self._draft_length.next(len(self._host_rows), most)
+        looks_up = self._lookup is not None and self._lookup.applies(self._settings.rejection)
+        if looks_up:
+            draft_ids, draft_probs = self._look_up(num_draft_tokens, most), None
+        else:
+            positions = self._positions(num_draft_tokens + 1)
+            draft_ids, draft_probs = self._draft(num_draft_tokens, positions)
+        positions = self._positions(draft_ids.shape[1] + 1)
         tokens = torch.cat([self._last_tokens[:, None], draft_ids], dim=1)
         output = self._target.verify(tokens)
         verdict, scores = self._verify(draft_ids, draft_probs, output.logits, positions)
-        self._emit(tokens, output, verdict, scores)
+        self._emit(tokens, output, verdict, scores, "lookup" if looks_up else "drafter")
 
     def _positions(self, count: int) -> torch.Tensor:
-        """Positions (padding not counted) of the next ``count`` tokens: int64 ``[n, count]``."""
+        """Positions (padding not counted) of the next ``count`` tokens: int64 ``[n, count]``.
+
+        Only noise is asked for by position: a greedy call gets none, ``[n, 0]``.
+        """
+        if not self._settings.do_sample:
+            return self._lengths[:, None][:, :0]
         offsets = torch.arange(count, device=self._lengths.device)
         return (self._lengths - self._offsets)[:, None] + offsets
 
@@ -214,6 +177,21 @@ class SpeculativeDecoder:
         draft_ids = self._drafter.propose(self._last_tokens, num_draft_tokens, pick)
         return draft_ids, pick.probs
 
+    def _look_up(self, num_draft_tokens: int, most: int) -> torch.Tensor:
+        """Draft ids ``[n, K']`` from the text; of rows where it doesn't repeat, the drafter's."""
+        assert self._lookup is not None
+        drafted = None
+        if not self._lookup.serves_all and num_draft_tokens:
+            drafted, _ = self._draft(num_draft_tokens, self._positions(num_draft_tokens + 1))
+        num_tokens = min(self._lookup.options.num_tokens, most)
+        num_tokens = self._draft_length.allowed(len(self._host_rows), num_tokens)
+        return self._lookup.fill(self._text(), self._lengths, num_tokens, drafted)
+
+    def _text(self, ahead: int = 0) -> torch.Tensor:
+        """What the active rows say so far and ``ahead`` tokens further: int64 ``[n, L]``."""
+        text = self._sequences[:, : max(self._host_lengths) + ahead]
+        return text if len(self._host_rows) == len(text) else text[self._rows]
+
     def _verify(
         self,
         draft_ids: torch.Tensor,
@@ -221,16 +199,22 @@ class SpeculativeDecoder:
         logits: torch.Tensor,
         positions: torch.Tensor,
     ) -> tuple[Verdict, torch.Tensor]:
-        """Which drafts are accepted and what follows them; and the processed logits."""
+        """Which drafts are accepted and what follows them.
+
+        And the processed logits, if scores are asked for; otherwise nobody reads them.
+        """
         logits = logits.to(draft_ids.device)
         if self._pipeline.reads_prefix:
             return self._verify_along_paths(draft_ids, logits, positions)
-        scores = self._pipeline.block(logits)
+        # Verification can divide by a temperature itself, without a copy of the logits.
+        temperature = None if self._settings.outputs.scores else self._pipeline.temperature
+        scores = self._pipeline.block(logits) if temperature is None else logits
         if not self._settings.do_sample:
-            return verify_match(draft_ids, scores), scores
+            return verify_match(draft_ids, scores, None, None, temperature), scores
+        noise = (self._seeds, positions, temperature)
         if draft_probs is None:
-            return verify_match(draft_ids, scores, self._seeds, positions), scores
-        return verify_rejection(draft_ids, draft_probs, scores, self._seeds, positions), scores
+            return verify_match(draft_ids, scores, *noise), scores
+        return verify_rejection(draft_ids, draft_probs, scores, *noise), scores
 
     def _verify_along_paths(
         self, draft_ids: torch.Tensor, logits: torch.Tensor, positions: torch.Tensor
@@ -263,6 +247,7 @@ class SpeculativeDecoder:
         output: TargetOutput,
         verdict: Verdict,
         scores: torch.Tensor,
+        drafted_by: Literal["drafter", "lookup", "nobody"],
     ) -> None:
         """Write the accepted tokens, roll back the rest, and let finished rows go."""
         tokens = verdict.tokens
@@ -272,17 +257,26 @@ class SpeculativeDecoder:
         index = torch.arange(tokens.shape[1], device=tokens.device)
         self._sequences[self._rows[:, None], self._lengths[:, None] + index] = tokens
         num_new, finished = self._stopping.cut(tokens, num_emitted, self._lengths)
+        per_row = [num_new, finished.long(), num_emitted]
+        if self._lookup is not None:
+            text = self._text(ahead=tokens.shape[1])
+            per_row.append(self._lookup.search(text, self._lengths + num_new))
         # The one read of a step on the host.
-        host = torch.stack([num_new, finished.long(), num_emitted]).cpu()
+        host = torch.stack(per_row).cpu()
         if self._stopping.asks_rows:
             host = self._ask_criteria(host, scores)
             num_new = host[0].to(tokens.device)
-        host_num_new, host_finished, host_num_emitted = host.tolist()
+        host_num_new, host_finished, host_num_emitted, *host_matched = host.tolist()
         num_draft_tokens = run_tokens.shape[1] - 1
-        accepted = torch.minimum(host[0], host[2] - 1)
-        self._stats.record_step(torch.tensor(self._host_rows), accepted, num_draft_tokens)
-        if self._draft_length.schedule != "constant":
-            self._draft_length.update(num_draft_tokens, accepted.tolist())
+        # A row that ends inside its draft accepts no more than it emits.
+        accepted = [min(n, m - 1) for n, m in zip(host_num_new, host_num_emitted, strict=True)]
+        self._stats.record_step(self._host_rows, accepted, num_draft_tokens)
+        if drafted_by == "drafter":
+            self._draft_length.update(num_draft_tokens, accepted)
+        if self._lookup is not None:
+            if drafted_by != "nobody":
+                self._lookup.learn(accepted, looked_up=drafted_by == "lookup")
+            self._lookup.settle(*host_matched)
         if self._collector is not None:
             first = [length - self._prompt_length for length in self._host_lengths]
             self._collector.record(self._host_rows, first, host_num_new, output, scores)
@@ -298,7 +292,10 @@ class SpeculativeDecoder:
             self._target.advance(num_new, host_num_new)
         if output.hidden_states.shape[1] == run_tokens.shape[1]:
             step = VerifiedStep(
-                run_tokens, output.hidden_states, num_emitted - 1, [n - 1 for n in host_num_emitted]
+                run_tokens,
+                output.hidden_states,
+                num_emitted - 1 if self._target.advances_together else verdict.num_accepted,
+                [n - 1 for n in host_num_emitted],
             )
         else:
             step = self._prompt_step(output.hidden_states)
@@ -314,7 +311,7 @@ class SpeculativeDecoder:
         tokens: torch.Tensor,
         num_new: list[int],
         finished: list[int],
-        accepted: torch.Tensor,
+        accepted: Sequence[int],
         num_draft_tokens: int,
     ) -> None:
         """Hand the streamer what `_emit` has settled."""
@@ -326,9 +323,7 @@ class SpeculativeDecoder:
         self._streamer.put_rows(
             [
                 RowStep(row, token_ids[i][: num_new[i]], num_draft_tokens, count, bool(finished[i]))
-                for i, (row, count) in enumerate(
-                    zip(self._host_rows, accepted.tolist(), strict=True)
-                )
+                for i, (row, count) in enumerate(zip(self._host_rows, accepted, strict=True))
             ]
         )
 
@@ -369,5 +364,7 @@ class SpeculativeDecoder:
         self._rows, self._lengths = self._rows[index], self._lengths[index]
         self._offsets, self._seeds = self._offsets[index], self._seeds[index]
         self._last_tokens = self._last_tokens[index]
+        if self._lookup is not None:
+            self._lookup.keep_rows(order, index)
         self._target.keep_rows(order)
         self._drafter.keep_rows(order)

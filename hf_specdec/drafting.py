@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from hf_specdec.modeling.largest import index_of_largest
 from hf_specdec.noise import Stream, add_gumbel
 from hf_specdec.processors import LogitsPipeline
 from hf_specdec.verification import choose_tokens
@@ -60,7 +61,7 @@ class DraftPicker:
             stream = Stream.DRAFT if self._keep_probs else Stream.TOKEN
             position = self._positions[:, k : k + 1]
             noisy = add_gumbel(logits[:, None], self._row_seeds, position, stream, token_ids)
-            index = noisy[:, 0].argmax(dim=-1)
+            index = index_of_largest(noisy[:, 0])
         if self._keep_probs or self._threshold:
             probs = logits.float().softmax(dim=-1)
             if self._keep_probs:

@@ -22,7 +22,8 @@ from transformers.pipelines import base as transformers_pipelines
 
 from hf_specdec import call_options, compatibility, compile_options, pipelines, resolution
 from hf_specdec.config import SpeculativeConfig, check_verification
-from hf_specdec.decoding import DecodingSettings, SpeculativeDecoder
+from hf_specdec.decoding import SpeculativeDecoder
+from hf_specdec.decoding_settings import DecodingSettings
 from hf_specdec.lockstep import LockstepTarget
 from hf_specdec.metrics import SpeculationStats, SpeculationTotals
 from hf_specdec.prompt import Prompt
@@ -162,6 +163,9 @@ def _validate_generation_mode(original: Callable[..., Any]) -> Callable[..., Any
         options["confidence_threshold"] = call_options.confidence_threshold(
             options, generation_config, assistant
         )
+        options["lookup"] = call_options.prompt_lookup(
+            options, generation_config, drafter, options["draft_length"]
+        )
         options["verification"] = (
             options["verification"] or options["speculative_config"].verification
         )
@@ -244,7 +248,7 @@ def _decode(
     arguments = {
         "model": target,
         "prompt": prompt,
-        "max_query_length": settings.draft_length.limit + 1,
+        "max_query_length": settings.most_draft_tokens + 1,
         "max_length": generation_config.max_length + prompt.slots_before,
         "collect": settings.outputs.of_model,
         "given": cache if is_given else None,
@@ -302,6 +306,7 @@ def _settings(
         confidence_threshold=options["confidence_threshold"],
         prefill_chunk_size=generation_config.prefill_chunk_size,
         outputs=options["outputs"],
+        lookup=options["lookup"],
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -200,19 +200,19 @@ class StatsRecorder:
 
     def __init__(self, num_rows: int):
         self._num_rows = num_rows
-        self._rows: list[torch.Tensor] = []
-        self._accepted: list[torch.Tensor] = []
+        self._rows: list[Sequence[int]] = []
+        self._accepted: list[Sequence[int]] = []
         self._drafted: list[int] = []
         self._num_target_forwards = 0
 
     def record_step(
-        self, rows: torch.Tensor, accepted: torch.Tensor, num_draft_tokens: int
+        self, rows: Sequence[int], accepted: Sequence[int], num_draft_tokens: int
     ) -> None:
         """Count one verification.
 
         Args:
-            rows: int64 ``[n]`` on CPU, the caller's indices of the active rows.
-            accepted: int64 ``[n]`` on CPU, draft tokens emitted for each of them.
+            rows: the caller's indices of the active rows; not changed afterwards.
+            accepted: draft tokens emitted for each of them.
             num_draft_tokens: K of this step; 0 for the prefill and for plain steps.
         """
         self._num_target_forwards += 1
@@ -230,8 +230,8 @@ class StatsRecorder:
         longest = max(self._drafted, default=0)
         records = [SpeculationStats(num_new_tokens=n) for n in num_new_tokens]
         if self._rows:
-            rows = torch.cat(self._rows)
-            accepted = torch.cat(self._accepted)
+            rows = torch.tensor([row for step in self._rows for row in step])
+            accepted = torch.tensor([count for step in self._accepted for count in step])
             drafted = torch.tensor(self._drafted).repeat_interleave(
                 torch.tensor([len(r) for r in self._rows])
             )

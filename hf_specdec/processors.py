@@ -33,6 +33,7 @@ _POINTWISE = tuple(
     )
     if hasattr(logits_process, name)
 )
+_TEMPERATURE = logits_process.TemperatureLogitsWarper
 # transformers' own processors keep no state, except these.
 _STATEFUL = (
     "SynthIDTextWatermarkLogitsProcessor",
@@ -60,6 +61,13 @@ class LogitsPipeline:
         # Exact types: a subclass may look at the prefix.
         self._pointwise = LogitsProcessorList(p for p in processors if type(p) in _POINTWISE)
         self.reads_prefix = len(self._pointwise) < len(processors)
+
+    @property
+    def temperature(self) -> float | None:
+        """What the logits are divided by, if that is all that is done to them."""
+        if len(self._processors) != 1 or type(self._processors[0]) is not _TEMPERATURE:
+            return None
+        return float(self._processors[0].temperature)
 
     def block(self, logits: torch.Tensor) -> torch.Tensor:
         """Process ``[B, Q, V]`` logits in one call; only if nothing reads the prefix.

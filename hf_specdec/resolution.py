@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedMode
 
 from hf_specdec import compatibility
 from hf_specdec.config import SpeculativeConfig
-from hf_specdec.drafters import Drafter, MTPDrafter
+from hf_specdec.drafters import Drafter, MTPDrafter, NGramDrafter
 from hf_specdec.registry import FAMILIES, MTP_MODEL_TYPES, drafter_for, mtp_network
 from hf_specdec.schedule import AUTO
 
@@ -43,7 +43,10 @@ def resolve(config: SpeculativeConfig, target: PreTrainedModel) -> Resolution:
     """
     _check_tensor_parallel_size(config, target)
     model = config.model
-    if model is None or _is_same(model, target):
+    assistant: Any
+    if config.method == "ngram":
+        assistant = NGramDrafter()
+    elif model is None or _is_same(model, target):
         assistant = _own_layers(config, target)
     elif isinstance(model, str):
         assistant = _load(config, target)

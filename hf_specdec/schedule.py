@@ -47,7 +47,10 @@ class DraftLength:
 
     def next(self, num_rows: int, most: int) -> int:
         """K for a step over ``num_rows`` active rows, at most ``most``."""
-        most = min(self.current, most)
+        return self.allowed(num_rows, min(self.current, most))
+
+    def allowed(self, num_rows: int, most: int) -> int:
+        """``most``, or less where the batch's size limits it."""
         if self.per_batch_size is None:
             return most
         allowed = self.per_batch_size[0][2]

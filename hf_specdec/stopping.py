@@ -51,6 +51,11 @@ class RowStoppingCriteria(StoppingCriteria):
         """
 
 
+def _is_in(tokens: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Which tokens are among the ids; without `torch.isin`'s preparations where there is one."""
+    return tokens == ids if ids.numel() == 1 else torch.isin(tokens, ids)
+
+
 class StoppingRules:
     """The stopping criteria of one ``generate`` call.
 
@@ -99,7 +104,7 @@ class StoppingRules:
         finished = num_tokens >= room
         num_tokens = torch.minimum(num_tokens, room)
         if self._eos_token_ids is not None:
-            is_eos = torch.isin(tokens, self._eos_token_ids)
+            is_eos = _is_in(tokens, self._eos_token_ids)
             index = torch.arange(tokens.shape[1], device=tokens.device)
             # One past the first end-of-sequence id, or the width if there is none.
             first = torch.where(is_eos, index, tokens.shape[1]).amin(dim=1) + 1

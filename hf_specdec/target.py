@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, get_layer_types_and_kwargs
 
-from hf_specdec.attention import grouped_attention
+from hf_specdec.attention import additive, grouped_attention
 from hf_specdec.cache import RaggedCache
 from hf_specdec.cache_layers import RaggedIndexedLayer
 from hf_specdec.modeling.mtp import final_norm
@@ -388,12 +388,6 @@ class RaggedTarget(TargetRunner):
         return cache
 
     def _attention_mask(self) -> torch.Tensor | dict[str, torch.Tensor]:
-        # Additive, and in the dtype of the scores: eager wants it so, and sdpa would convert a
-        # boolean mask again in every layer.
-        dtype = self.cache.dtype or self.model.dtype
-        masks = {
-            name: torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
-            for name, mask in self.cache.attention_masks().items()
-        }
+        masks = additive(self.cache.attention_masks(), self.cache.dtype or self.model.dtype)
         # Models with one kind of layer take the mask itself, the others look it up by layer type.
         return masks if len(masks) > 1 else next(iter(masks.values()))

@@ -1,4 +1,7 @@
-"""Which draft tokens are accepted, and which token follows them (plain torch, any device).
+"""Which draft tokens are accepted, and which token follows them.
+
+Plain torch on any device; on CUDA, Triton kernels that do the same in one or two passes over the
+logits (`hf_specdec.kernels`), if they have agreed with plain torch there.
 
 Shape letters used throughout the project: B rows (batch), T context, K draft tokens, Q = K + 1
 verified positions, V vocabulary, d hidden size.
@@ -21,6 +24,8 @@ from dataclasses import dataclass
 
 import torch
 
+from hf_specdec.kernels import runtime
+from hf_specdec.modeling.largest import index_of_largest
 from hf_specdec.noise import Stream, add_gumbel, uniform
 
 
@@ -42,6 +47,7 @@ def choose_tokens(
     logits: torch.Tensor,
     row_seeds: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
+    temperature: float | None = None,
 ) -> torch.Tensor:
     """The target's own choice at every position.
 
@@ -49,18 +55,20 @@ def choose_tokens(
         logits: ``[B, Q, V]`` in any float dtype, after the logits processors.
         row_seeds: int64 ``[B]``; ``None`` chooses greedily.
         positions: int64 ``[B, Q]``, the positions of the tokens to be chosen.
+        temperature: divides the logits, in float32, before the noise is added.
 
     Returns:
         int64 ``[B, Q]``. Among equal values the lowest index wins.
     """
+    if temperature is not None:
+        logits = logits.float() / temperature
     if row_seeds is not None:
         assert positions is not None
         logits = add_gumbel(logits.float(), row_seeds, positions)
     elif logits.dtype == torch.float64:
         # generate() compares in float32; two values that are one there must tie here too.
         logits = logits.float()
-    # max: torch's argmax of half precision is five times slower on CPU, with the same tie rule.
-    return logits.max(dim=-1).indices
+    return index_of_largest(logits)
 
 
 def count_accepted(draft_ids: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -73,7 +81,7 @@ def count_accepted(draft_ids: torch.Tensor, chosen: torch.Tensor) -> torch.Tenso
     Returns:
         int64 ``[B]`` in 0..K.
     """
-    matches = (draft_ids == chosen[:, : draft_ids.shape[1]]).long()
+    matches = draft_ids == chosen[:, : draft_ids.shape[1]]
     return matches.cumprod(dim=1).sum(dim=1)
 
 
@@ -82,6 +90,7 @@ def verify_match(
     logits: torch.Tensor,
     row_seeds: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
+    temperature: float | None = None,
 ) -> Verdict:
     """Accept drafts while they equal the target's own choice (exact, greedy and sampled).
 
@@ -90,8 +99,29 @@ def verify_match(
         logits: ``[B, K + 1, V]``, processed.
         row_seeds: int64 ``[B]``, or ``None`` for greedy decoding.
         positions: int64 ``[B, K + 1]``, needed with ``row_seeds``.
+        temperature: what the logits are still to be divided by. A kernel does it on the way, so
+            that no scaled copy of them is made.
     """
-    chosen = choose_tokens(logits, row_seeds, positions)
+    if runtime.usable(logits, draft_ids, row_seeds, positions):
+        from hf_specdec.kernels import trials
+
+        if trials.matching_is_trusted(match_in_torch, logits, row_seeds, temperature):
+            from hf_specdec.kernels import matching
+
+            arguments = (draft_ids, logits, row_seeds, positions, temperature)
+            return Verdict(*matching.verify_match(*arguments))
+    return match_in_torch(draft_ids, logits, row_seeds, positions, temperature)
+
+
+def match_in_torch(
+    draft_ids: torch.Tensor,
+    logits: torch.Tensor,
+    row_seeds: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    temperature: float | None = None,
+) -> Verdict:
+    """`verify_match` in plain torch."""
+    chosen = choose_tokens(logits, row_seeds, positions, temperature)
     return Verdict(chosen, count_accepted(draft_ids, chosen))
 
 
@@ -101,6 +131,7 @@ def verify_rejection(
     logits: torch.Tensor,
     row_seeds: torch.Tensor,
     positions: torch.Tensor,
+    temperature: float | None = None,
 ) -> Verdict:
     """Accept a draft with probability min(1, target / draft), else sample the residual.
 
@@ -114,9 +145,33 @@ def verify_rejection(
         logits: ``[B, K + 1, V]``, the target's processed logits.
         row_seeds: int64 ``[B]``.
         positions: int64 ``[B, K + 1]``.
+        temperature: what the logits are still to be divided by.
     """
+    if runtime.usable(logits, draft_ids, draft_probs, row_seeds, positions):
+        from hf_specdec.kernels import trials
+
+        if trials.rejection_is_trusted(reject_in_torch, logits, draft_probs, temperature):
+            from hf_specdec.kernels import rejection
+
+            arguments = (draft_ids, draft_probs, logits, row_seeds, positions, temperature)
+            return Verdict(*rejection.verify_rejection(*arguments))
+    return reject_in_torch(draft_ids, draft_probs, logits, row_seeds, positions, temperature)
+
+
+def reject_in_torch(
+    draft_ids: torch.Tensor,
+    draft_probs: torch.Tensor,
+    logits: torch.Tensor,
+    row_seeds: torch.Tensor,
+    positions: torch.Tensor,
+    temperature: float | None = None,
+) -> Verdict:
+    """`verify_rejection` in plain torch."""
     num_draft_tokens = draft_ids.shape[1]
-    target_probs = logits.float().softmax(dim=-1)
+    logits = logits.float()
+    if temperature is not None:
+        logits = logits / temperature
+    target_probs = logits.softmax(dim=-1)
     index = draft_ids[..., None]
     target_at_draft = target_probs[:, :num_draft_tokens].gather(-1, index)[..., 0]
     draft_at_draft = draft_probs.gather(-1, index)[..., 0]
@@ -134,5 +189,5 @@ def verify_rejection(
     position = positions.gather(1, num_accepted[:, None])
     noisy = add_gumbel(residual.log()[:, None], row_seeds, position, Stream.RESIDUAL)
     tokens = torch.nn.functional.pad(draft_ids, (0, 1))
-    tokens = tokens.scatter(1, num_accepted[:, None], noisy.argmax(dim=-1))
+    tokens = tokens.scatter(1, num_accepted[:, None], index_of_largest(noisy))
     return Verdict(tokens, num_accepted)

@@ -18,10 +18,9 @@ _MTP_FAMILIES = (
 MTP_METHODS = frozenset(f"{family}_mtp" for family in _MTP_FAMILIES)
 """Deprecated spellings of ``method="mtp"``."""
 
-_NGRAM = (
-    "transformers looks drafts up in the prompt itself: generate(prompt_lookup_num_tokens=10, "
-    "max_matching_ngram_size=2)"
-)
+NGRAM_MODELS = ("ngram", "[ngram]")
+"""Names of a model by which vLLM means ``method="ngram"``."""
+_NGRAM = "method='ngram' looks drafts up in the text itself, on every device"
 _NOT_HERE = "no drafter for it is here or in transformers"
 METHODS = {
     "custom_class": "make your drafter a subclass of hf_specdec.Drafter and pass it as model, "
@@ -35,10 +34,8 @@ METHODS = {
     "extract_hidden_states": "generate(output_hidden_states=True, return_dict_in_generate=True) "
     "returns them",
     "medusa": _NOT_HERE,
-    "ngram": _NGRAM,
-    "[ngram]": _NGRAM,
     "ngram_gpu": _NGRAM,
-    "suffix": _NOT_HERE + "; the nearest is transformers' generate(prompt_lookup_num_tokens=10)",
+    "suffix": _NOT_HERE + "; the nearest is method='ngram'",
 }
 """By method of vLLM that is none of ours: what to do."""
 
@@ -70,8 +67,6 @@ FIELDS = {
     "xpress_topc": _KERNELS,
     "use_heterogeneous_vocab": "of method='draft_model'. With transformers: "
     "generate(assistant_model=..., tokenizer=..., assistant_tokenizer=...)",
-    "prompt_lookup_min": "of method='ngram'; " + _NGRAM,
-    "prompt_lookup_max": "of method='ngram'; " + _NGRAM,
     "parallel_drafting": "the drafter's kind decides how it drafts; leave it out",
     "suffix_decoding_max_tree_depth": _SUFFIX,
     "suffix_decoding_max_cached_requests": _SUFFIX,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -121,17 +121,37 @@ def _watched(target: PreTrainedModel, drafter: Drafter, sections: Sections) -> I
         target.register_forward_pre_hook(enter),
         target.register_forward_hook(after_forward),
     ]
-    before = {name: drafter.__dict__[name] for name in _DRAFTER_METHODS if name in drafter.__dict__}
-    for name in _DRAFTER_METHODS:
-        # On the instance, in front of the class's own.
-        drafter.__dict__[name] = wrapped(getattr(drafter, name))
     try:
-        yield
+        with wrapped_methods(drafter, _DRAFTER_METHODS, wrapped):
+            yield
         sections.prompt, sections.verification = sum(forwards[:1]), sum(forwards[1:])
         sections.steps = len(forwards[1:])
     finally:
         for hook in hooks:
             hook.remove()
-        for name in _DRAFTER_METHODS:
-            del drafter.__dict__[name]
-        drafter.__dict__.update(before)
+
+
+@contextmanager
+def wrapped_methods(
+    instance: Any, names: Sequence[str], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Methods of one object are called through ``wrap(method)`` while the block runs.
+
+    Args:
+        instance: the object; others of its class are left alone.
+        names: of the methods; none leaves any object as it is.
+        wrap: takes a bound method, returns what is called in its place.
+    """
+    if not names:
+        yield
+        return
+    before = {name: instance.__dict__[name] for name in names if name in instance.__dict__}
+    for name in names:
+        # On the instance, in front of the class's own.
+        instance.__dict__[name] = wrap(getattr(instance, name))
+    try:
+        yield
+    finally:
+        for name in names:
+            del instance.__dict__[name]
+        instance.__dict__.update(before)

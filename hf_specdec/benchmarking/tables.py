@@ -98,6 +98,15 @@ def disagreement_lines(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def slowest_lines(rows: Sequence[Row]) -> list[str]:
+    """Of several rows, a line about the smallest median speed-up: whether it ever hurts."""
+    if len(rows) < 2:
+        return []
+    row = min(rows, key=lambda row: row.speedup.median)
+    place = f"{row.prompt_set}, batch {row.batch}, K={row.k}"
+    return [f"least speed-up: {row.speedup.median:.2f}x ({place}), of {len(rows)} rows"]
+
+
 def environment_line(report: Report) -> str:
     """Models, machine, versions and settings, in a line."""
     known = {**report.environment, **report.settings}
@@ -122,7 +131,7 @@ def markdown(report: Report) -> str:
         lines.append(cells)
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     wrong = disagreement_lines([row for row in report.rows if row.wrong])
-    return "\n\n".join([table, *wrong, environment_line(report)])
+    return "\n\n".join([table, *wrong, *slowest_lines(report.rows), environment_line(report)])
 
 
 def _table(

@@ -30,6 +30,7 @@ from hf_specdec.benchmarking.tables import (
     disagreement_lines,
     environment_line,
     markdown,
+    slowest_lines,
     tables,
 )
 from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY
@@ -264,6 +265,6 @@ def _show(report: Report, console: Console, as_markdown: bool) -> None:
         return
     for table in tables(report.rows):
         console.print(table)
-    for line in disagreement_lines(report.rows):
+    for line in [*disagreement_lines(report.rows), *slowest_lines(report.rows)]:
         console.print(line, markup=False, highlight=False)
     console.print(environment_line(report), style="dim", markup=False, highlight=False)

@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from hf_specdec.attention import additive
 from hf_specdec.cache import RaggedCache
 from hf_specdec.config import Method
 from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep, check_device
@@ -161,12 +162,7 @@ class Gemma4Drafter(Drafter):
         assert self._hidden_states is not None, "observe() comes before propose()"
         context, network = self._context or self._context_of_cache(), self.network
         states = self._hidden_states
-        masks = {
-            name: torch.zeros_like(visible, dtype=states.dtype).masked_fill_(
-                ~visible, torch.finfo(states.dtype).min
-            )
-            for name, visible in context.visible.items()
-        }
+        masks = additive(context.visible, states.dtype)
         draft_ids: list[torch.Tensor] = []
         while len(draft_ids) < num_draft_tokens and not (pick is not None and pick.done):
             embeds = self._embeddings(token_ids).to(states.device)

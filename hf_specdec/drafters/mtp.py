@@ -22,9 +22,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from transformers import Cache, PreTrainedModel
 
+from hf_specdec.attention import additive
 from hf_specdec.cache import RaggedCache
 from hf_specdec.config import Method
 from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep
+from hf_specdec.modeling.largest import index_of_largest
 from hf_specdec.prompt import Prompt
 
 # Entries of a prompt per pass: the mask of a pass has this many rows.
@@ -326,10 +328,7 @@ class MTPDrafter(Drafter):
                 continue
             state = hidden[row, span.last]
             logits = self.network.logits(state, module)
-            # max: see `verification.choose_tokens`.
-            column = (
-                logits.max(dim=-1).indices if pick is None else pick(len(drafts), logits, table)
-            )
+            column = index_of_largest(logits) if pick is None else pick(len(drafts), logits, table)
             draft = column if table is None else table[column]
             states.append(state)
             drafts.append(draft)
@@ -338,10 +337,7 @@ class MTPDrafter(Drafter):
 
     def _masks(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         assert self._cache is not None
-        return {
-            name: torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
-            for name, mask in self._cache.attention_masks().items()
-        }
+        return additive(self._cache.attention_masks(), dtype)
 
     def _room(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids with a place for every token that a cycle drafts."""

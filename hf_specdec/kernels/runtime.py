@@ -33,14 +33,16 @@ def interpreted() -> bool:
     return installed() and os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def usable(*tensors: torch.Tensor) -> bool:
+def usable(*tensors: torch.Tensor | None) -> bool:
     """Whether kernels can run on these tensors: all on one CUDA device, or interpreted on CPU."""
+    assert tensors[0] is not None
+    device = tensors[0].device
+    # The cheapest question first: on a CPU this is asked every step for nothing.
+    if not (interpreted() if device.type == "cpu" else device.type == "cuda"):
+        return False
     if not installed() or os.environ.get(SWITCH) == "0":
         return False
-    device = tensors[0].device
-    if any(t.device != device for t in tensors):
-        return False
-    return interpreted() if device.type == "cpu" else device.type == "cuda"
+    return all(t is None or t.device == device for t in tensors)
 
 
 def trusted(name: str, like: torch.Tensor, trial: Callable[[], bool]) -> bool:
@@ -55,6 +57,8 @@ def trusted(name: str, like: torch.Tensor, trial: Callable[[], bool]) -> bool:
     key = (name, like.device, like.dtype)
     with _lock:
         if key not in _verdicts:
+            if like.is_cuda and torch.cuda.is_current_stream_capturing():
+                return False  # a trial reads the device, which a graph being captured forbids
             _verdicts[key] = _passes(name, like, trial)
         return _verdicts[key]
 

@@ -19,6 +19,8 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from hf_specdec.modeling.largest import index_of_largest
+
 from .switches import Gemma4MTPSwitches
 
 ASSISTANTS: tuple[Any, ...] = (Gemma4AssistantForCausalLM, Gemma4UnifiedAssistantForCausalLM)
@@ -122,11 +124,10 @@ class Gemma4MTP:
 
     def most_likely(self, states: torch.Tensor) -> torch.Tensor:
         """Ids int64 ``[B]`` of the largest logits; the centroid head never scores the others."""
-        # max: argmax is slow on CPUs.
         if self.model.masked_embedding is None:
-            return self._suppress(self.model.lm_head(states)).max(dim=-1).indices
+            return index_of_largest(self._suppress(self.model.lm_head(states)))
         scores, ids = self._select(states)
-        return ids.gather(1, scores.max(dim=-1, keepdim=True).indices)[:, 0]
+        return ids.gather(1, index_of_largest(scores)[:, None])[:, 0]
 
     def _select(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and ids ``[B, S]`` of the tokens that belong to the nearest centroids."""

@@ -33,6 +33,7 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput
 
 from hf_specdec.modeling.card_on_save import CardOnSave
+from hf_specdec.modeling.largest import index_of_largest
 
 from .arguments import (
     check_draft_token_ids,
@@ -267,9 +268,8 @@ class MLPSpeculatorPreTrainedModel(CardOnSave, TargetBinding, PreTrainedModel): 
         for i in range(steps):
             state = self.stage(i, state, token_ids)
             logits = self.head_logits(i, state)
-            # max: argmax of half precision is several times slower on CPU.
             index = (
-                logits.max(-1).indices
+                index_of_largest(logits)
                 if choose is None
                 else choose(i, logits, self.speculator.draft_token_ids)
             )

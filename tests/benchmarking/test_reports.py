@@ -16,7 +16,8 @@ from hf_specdec.benchmarking.clock import Sections
 from hf_specdec.benchmarking.environment import describe_environment, processor_name
 from hf_specdec.benchmarking.plot import COLOURS, MARKERS, draw, save_plot
 from hf_specdec.benchmarking.results import Disagreement, RowRecord
-from hf_specdec.benchmarking.tables import disagreement_lines, markdown, tables
+from hf_specdec.benchmarking.tables import disagreement_lines, markdown, slowest_lines, tables
+from hf_specdec.schedule import AUTO
 
 NEAR_TIE = Disagreement.of(3, Difference(17, 0.125, 0.1, near_tie=True))
 WRONG = Disagreement.of(5, Difference(4, 9.5, 0.1, near_tie=False))
@@ -143,7 +144,20 @@ def test_markdown_has_a_line_for_each_place_and_a_column_for_each_k() -> None:
     assert lines[3].startswith("| code | 8 |")
     assert {line.count("|") for line in lines[:4]} == {8}
     assert lines[-1] == "dtype float32, device cpu, target tiny"
+    assert lines[-3].startswith("least speed-up: 1.50x (code, batch 1, K=1)")
     assert "NOT a near-tie" in markdown(report(replace(ROW, disagreements=[WRONG])))
+
+
+def test_the_least_speed_up_is_of_medians() -> None:
+    rows = [
+        replace(ROW, speedup=Spread(1.2, 0.5, 1.9)),
+        replace(ROW, prompt_set="maths", batch=8, k=AUTO, speedup=Spread(0.968, 0.9, 1.0)),
+        replace(ROW, speedup=Spread(1.0, 0.97, 1.1)),
+    ]
+    expected = "least speed-up: 0.97x (maths, batch 8, K=auto), of 3 rows"
+    assert slowest_lines(rows) == [expected]
+    # Of a single one it would say nothing new.
+    assert slowest_lines(rows[:1]) == []
 
 
 def test_picture_has_a_panel_for_each_batch_and_one_for_acceptance() -> None:

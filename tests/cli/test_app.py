@@ -18,7 +18,7 @@ GROUP = typer.main.get_group(app)
 COMMANDS = sorted(GROUP.commands)
 # Lines of one command's help on a terminal of 100 columns, besides one for each option.
 MOST_OTHER_HELP_LINES = 36
-HEAVY = {"torch", "transformers", "numpy", "accelerate", "datasets", "fastapi"}
+HEAVY = {"torch", "triton", "transformers", "numpy", "accelerate", "datasets", "fastapi"}
 
 
 def run_module(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,6 @@
 """Acceptance statistics: counted by hand against what a call reports."""
 
 import pytest
-import torch
 from tiny_models import ScriptedDrafter, row_by_row
 
 from hf_specdec.metrics import SpeculationStats, StatsRecorder
@@ -55,10 +54,10 @@ def test_rows_add_up_to_the_call(target, make_speculator, prompts):
 
 def test_recorder_with_rows_that_leave_and_k_that_shrinks():
     recorder = StatsRecorder(3)
-    recorder.record_step(torch.tensor([0, 1, 2]), torch.tensor([0, 0, 0]), 0)
-    recorder.record_step(torch.tensor([0, 1, 2]), torch.tensor([2, 0, 1]), 2)
-    recorder.record_step(torch.tensor([0, 2]), torch.tensor([1, 0]), 1)
-    recorder.record_step(torch.tensor([2]), torch.tensor([0]), 0)
+    recorder.record_step([0, 1, 2], [0, 0, 0], 0)
+    recorder.record_step([0, 1, 2], [2, 0, 1], 2)
+    recorder.record_step([0, 2], [1, 0], 1)
+    recorder.record_step([2], [0], 0)
     stats = recorder.finish([5, 1, 4])
     assert stats.num_target_forwards == 4
     assert stats.num_drafts == 5

@@ -92,7 +92,6 @@ class TestFields:
             ("tensor_parallel_size", "use draft_tensor_parallel_size"),
             ("quantization", "pass the loaded model as model"),
             ("draft_load_config", "pass the loaded model as model"),
-            ("prompt_lookup_max", r"method='ngram'.*prompt_lookup_num_tokens=10"),
             ("parallel_drafting", "leave it out"),
             ("max_model_len", "max_length"),
             ("rejection_sample_method", "verification='match'"),
@@ -132,8 +131,7 @@ class TestMethods:
     @pytest.mark.parametrize(
         ("method", "match"),
         [
-            ("ngram", r"generate\(prompt_lookup_num_tokens=10"),
-            ("ngram_gpu", r"generate\(prompt_lookup_num_tokens=10"),
+            ("ngram_gpu", r"method='ngram' looks drafts up"),
             ("draft_model", r"generate\(assistant_model=...\)"),
             ("custom_class", "subclass of hf_specdec.Drafter"),
             ("suffix", "no drafter for it"),
@@ -146,12 +144,14 @@ class TestMethods:
         ],
     )
     def test_what_only_vllm_has(self, method, match):
-        ours = r"\['mlp_speculator', 'mtp'\]"
+        ours = r"\['mlp_speculator', 'mtp', 'ngram'\]"
         refused({"method": method}, rf"method='{method}' is vLLM's.*{ours}.*{match}")
 
     def test_vllms_models_that_mean_ngram(self):
         for model in ("ngram", "[ngram]"):
-            refused({"model": model}, r"generate\(prompt_lookup_num_tokens")
+            config = SpeculativeConfig(model=model)
+            assert (config.method, config.model) == ("ngram", None)
+            refused({"method": "mtp", "model": model}, "method='mtp' contradicts model=.*ngram")
 
     def test_unknown_methods_are_met_with_the_nearest(self):
         refused({"method": "mlp-speculator"}, "is not known.*mean 'mlp_speculator'")

@@ -98,3 +98,29 @@ def test_the_bonus_token_follows_the_last_logits():
     assert (verdict.num_accepted == 1).all()
     counts = verdict.tokens[:, 1].bincount(minlength=4)
     assert stats.chisquare(counts, TARGET * rows, sum_check=False).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+def test_a_temperature_given_to_verification_divides_first(temperature):
+    """Bit for bit what the processor does beforehand."""
+    logits = 5 * torch.randn(3, 4, 50, dtype=torch.bfloat16)
+    draft_probs = logits[:, :3].float().softmax(dim=-1)
+    draft_ids = draft_probs.argmax(dim=-1)
+    noise = torch.arange(3), torch.arange(4).expand(3, 4)
+    divided = logits.float() / temperature
+    for given, beforehand in (
+        (
+            verify_match(draft_ids, logits, *noise, temperature),
+            verify_match(draft_ids, divided, *noise),
+        ),
+        (
+            verify_rejection(draft_ids, draft_probs, logits, *noise, temperature),
+            verify_rejection(draft_ids, draft_probs, divided, *noise),
+        ),
+    ):
+        assert torch.equal(given.tokens, beforehand.tokens)
+        assert torch.equal(given.num_accepted, beforehand.num_accepted)
+    assert not torch.equal(
+        verify_match(draft_ids, logits, *noise, temperature).tokens,
+        verify_match(draft_ids, logits, *noise, 9.0).tokens,
+    )

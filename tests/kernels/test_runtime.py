@@ -1,6 +1,11 @@
 """When Triton kernels are used at all."""
 
+import os
+import subprocess
+import sys
 import warnings
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -69,3 +74,29 @@ def test_a_kernel_that_cannot_be_compiled_is_never_used() -> None:
 
     with pytest.warns(RuntimeWarning, match="ZeroDivisionError: no such arch"):
         assert not runtime.trusted("k", torch.zeros(1), trial)
+
+
+def test_no_trial_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain torch is captured then, and the trial is made later."""
+    like: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda"), dtype=torch.float32)
+    for capturing in (True, False, True):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)  # noqa: B023
+        first_time_and_capturing = capturing and not runtime._verdicts
+        assert runtime.trusted("k", like, lambda: True) is not first_time_and_capturing
+
+
+def test_where_kernels_cannot_run_none_is_imported() -> None:
+    """Neither by the package nor by a verification on CPU: only the question whether they can."""
+    script = (
+        "import sys, torch, hf_specdec\n"
+        "from hf_specdec.verification import verify_match\n"
+        "verdict = verify_match(torch.zeros(1, 0).long(), torch.ones(1, 1, 9))\n"
+        "assert verdict.tokens.tolist() == [[0]]\n"
+        "print(sorted(name for name in sys.modules if name.startswith('hf_specdec.kernels.')))\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "['hf_specdec.kernels.runtime']"
