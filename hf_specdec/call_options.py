@@ -68,6 +68,10 @@ def draft_length(
     else:
         check_per_batch_size(per_batch_size)
     initial = _num_draft_tokens(options, generation_config, drafter, assistant_model)
+    if isinstance(drafter, NGramDrafter):
+        # What is looked up needs no proposal: the number is that of `prompt_lookup`.
+        wanted = drafter.default_draft_tokens if initial == AUTO else initial
+        return DraftLength(0, wanted, per_batch_size)
     if initial == AUTO:
         return _auto_length(drafter, assistant_model, per_batch_size, how)
     if how == "heuristic" and options["num_assistant_tokens"] is None:
@@ -153,8 +157,10 @@ def prompt_lookup(
         # 0 turns off, for one call, what is attached.
         check_positive(wanted, name)
     if isinstance(drafter, NGramDrafter):
-        wanted = wanted or length.initial
-    if not wanted or length.limit == 0:
+        wanted = wanted or length.most
+    elif length.limit == 0:
+        return None
+    if not wanted:
         return None
     size_name = "max_matching_ngram_size"
     size = getattr(generation_config, size_name, None)

@@ -15,9 +15,10 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from hf_specdec import compatibility
+from hf_specdec.decoding_settings import DecodingSettings
 from hf_specdec.outputs import OutputRequest
 from hf_specdec.recorded_states import can_record
-from hf_specdec.schedule import AUTO, DraftLength
+from hf_specdec.schedule import AUTO
 from hf_specdec.static_shapes import CompileChoice
 from hf_specdec.target import attention_layers
 
@@ -59,15 +60,17 @@ def compile_choice(
     return _choice(wanted, on_cuda)
 
 
-def widths(length: DraftLength) -> list[int]:
+def widths(settings: DecodingSettings) -> list[int]:
     """The query lengths to compile a verifying forward for, in order: few, as each costs time.
 
     Args:
-        length: decides K. Under ``"auto"`` steps without a draft are worth a function of their own,
-            since they are what it falls back to; so is every K of a schedule by batch size.
+        settings: of the call. Steps that look drafts up are wider than the drafter's. Under
+            ``"auto"`` steps without a draft are worth a function of their own, since they are what
+            it falls back to; so is every K of a schedule by batch size.
     """
+    length = settings.draft_length
     most = length.limit
-    kept = {most}
+    kept = {most, settings.most_draft_tokens}
     if length.schedule == AUTO:
         kept.add(0)
     for _, _, k in length.per_batch_size or ():

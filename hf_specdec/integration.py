@@ -24,12 +24,10 @@ from hf_specdec import call_options, compatibility, compile_options, pipelines, 
 from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import SpeculativeDecoder
 from hf_specdec.decoding_settings import DecodingSettings
-from hf_specdec.lockstep import LockstepTarget
 from hf_specdec.metrics import SpeculationStats, SpeculationTotals
 from hf_specdec.prompt import Prompt
 from hf_specdec.registry import FAMILIES, drafter_for, has_mtp, mtp_network
-from hf_specdec.static_target import ragged_target
-from hf_specdec.target import TargetRunner, attention_layers
+from hf_specdec.runners import target_runner
 
 SUPPORTED_TRANSFORMERS = ">=5.24"
 
@@ -245,30 +243,23 @@ def _decode(
         compatibility.check_cache(cache, num_rows, input_ids.shape[1], prompt.num_slots, target)
     settings = _settings(generation_config, options, num_rows, device)
     returns_dict = generation_config.return_dict_in_generate
-    arguments = {
-        "model": target,
-        "prompt": prompt,
-        "max_query_length": settings.most_draft_tokens + 1,
-        "max_length": generation_config.max_length + prompt.slots_before,
-        "collect": settings.outputs.of_model,
-        "given": cache if is_given else None,
-    }
-    runner: TargetRunner
-    windows: list[int | None] = []
-    if compatibility.is_lockstep(target):
-        runner = LockstepTarget(**arguments)
-    else:
-        widths = compile_options.widths(settings.draft_length)
-        arguments["retain"] = returns_dict or is_given
-        runner = ragged_target(options["compile"], widths, **arguments)
-        windows, _ = attention_layers(target)
+    is_retained = returns_dict or is_given
+    runner, windows = target_runner(
+        target,
+        prompt,
+        settings,
+        generation_config.max_length + prompt.slots_before,
+        options["compile"],
+        given=cache if is_given else None,
+        retain=is_retained,
+    )
     drafter = drafter_for(assistant_model)
     assert drafter is not None
     drafter.compile_with(options["compile"])
     decoder = SpeculativeDecoder(
         runner, drafter, prompt, settings, logits_processor, stopping_criteria, streamer, windows
     )
-    decoded = decoder.run(model_kwargs, cache if returns_dict or is_given else None)
+    decoded = decoder.run(model_kwargs, cache if is_retained else None)
     call_options.remember(assistant_model, settings.draft_length)
     _count(target, assistant_model, decoded.stats)
     if not returns_dict:

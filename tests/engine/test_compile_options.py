@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, BambaConfig, CompileConfig, Gener
 from hf_specdec import compile_options
 from hf_specdec.auto_length import AutoDraftLength
 from hf_specdec.compile_options import compile_choice, widths
+from hf_specdec.decoding_settings import DecodingSettings
+from hf_specdec.lookup_options import PromptLookup
 from hf_specdec.outputs import OutputRequest
 from hf_specdec.schedule import DraftLength
 from hf_specdec.static_shapes import CompileChoice
@@ -155,18 +157,29 @@ class TestWhatCannotBe:
 
 
 class TestWidths:
+    @staticmethod
+    def of(length, lookup=None):
+        seeds = torch.zeros(1, dtype=torch.long)
+        return widths(
+            DecodingSettings(length, False, seeds, False, None, 0, max_length=9, lookup=lookup)
+        )
+
     def test_one_for_a_constant_k(self):
-        assert widths(DraftLength(3, 5)) == [4]
+        assert self.of(DraftLength(3, 5)) == [4]
 
     def test_plain_steps_too_where_they_are_a_choice(self):
         length = AutoDraftLength(3, 3, None, "auto", choices=range(4))
-        assert widths(length) == [1, 4]
+        assert self.of(length) == [1, 4]
 
     def test_each_k_of_a_schedule_by_batch_size(self):
-        assert widths(DraftLength(3, 5, [[1, 2, 9], [3, 4, 2], [5, 64, 0]])) == [1, 3, 4]
+        assert self.of(DraftLength(3, 5, [[1, 2, 9], [3, 4, 2], [5, 64, 0]])) == [1, 3, 4]
 
     def test_the_most_of_a_heuristic(self):
-        assert widths(DraftLength(2, 5, schedule="heuristic_transient")) == [6]
+        assert self.of(DraftLength(2, 5, schedule="heuristic_transient")) == [6]
+
+    def test_wider_ones_where_drafts_are_looked_up(self):
+        assert self.of(DraftLength(3, 5), PromptLookup(8)) == [4, 9]
+        assert self.of(DraftLength(0, 8), PromptLookup(8)) == [1, 9]
 
     def test_they_are_what_runs(self, prompts):
         target, inputs, graphs = small_target(num_hidden_layers=1), prompts(2), Graphs()

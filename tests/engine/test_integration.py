@@ -189,7 +189,7 @@ class TestAttach:
         ("config", "match"),
         [
             ({}, "has no model"),
-            ({"method": "medusa"}, r"method='medusa'.*\['mlp_speculator', 'mtp'\]"),
+            ({"method": "medusa"}, r"method='medusa'.*\['mlp_speculator', 'mtp', 'ngram'\]"),
             ({"modle": "x"}, r"keys \['modle'\].*'model'"),
             ("{not json", "is not JSON"),
             ({"num_speculative_tokens": -1}, "num_speculative_tokens=-1"),
