@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compatibility
 from hf_specdec.auto_length import AutoDraftLength, Measurements
@@ -23,6 +23,16 @@ from hf_specdec.schedule import (
     check_per_batch_size,
     check_schedule,
 )
+from hf_specdec.tree import TreeShape
+from hf_specdec.tree_shape import (
+    MOST_CHILDREN,
+    AcceptanceRates,
+    CheckpointTree,
+    FixedTree,
+    MeasuredTree,
+    TreePlan,
+)
+from hf_specdec.tree_words import tree_wish
 
 # transformers fills these in where nobody asked for them; they can't be told from a wish.
 TRANSFORMERS_DEFAULTS = {
@@ -34,6 +44,8 @@ TRANSFORMERS_DEFAULTS = {
 _reached: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 # What "auto" has measured of a drafter.
 _measured: WeakKeyDictionary[Any, Measurements] = WeakKeyDictionary()
+# What trees of a drafter have shown.
+_rates: WeakKeyDictionary[Any, AcceptanceRates] = WeakKeyDictionary()
 
 
 def _first_wish(
@@ -128,6 +140,40 @@ def confidence_threshold(
     name = "assistant_confidence_threshold"
     wish = _first_wish(name, options, generation_config, assistant_model)
     return 0.0 if wish is None else check_confidence_threshold(wish)
+
+
+def tree_plan(
+    options: dict[str, Any], drafter: Drafter, assistant_model: Any, target: PreTrainedModel
+) -> TreePlan | None:
+    """Which trees to draft, by the call's arguments or the `SpeculativeConfig`; ``None``: chains.
+
+    Raises:
+        ValueError: a tree that doesn't work, or not with this drafter, target or threshold.
+    """
+    asked = options["speculative_token_tree"], options["num_tree_nodes"]
+    if asked == (None, None):
+        config: SpeculativeConfig = options["speculative_config"]
+        asked = config.speculative_token_tree, config.num_tree_nodes
+    wish = tree_wish(*asked)
+    if wish is None:
+        return None
+    compatibility.check_tree(wish, drafter, target)
+    if options["confidence_threshold"]:
+        raise ValueError(
+            f"{wish} and assistant_confidence_threshold={options['confidence_threshold']} don't go "
+            "together: a tree is drafted as a whole. Give one of them"
+        )
+    if options["draft_length"].limit == 0:
+        return None
+    if wish.paths:
+        return FixedTree(TreeShape(wish.paths))
+    if not wish.num_nodes:
+        return CheckpointTree(drafter.max_candidate_nodes)
+    return MeasuredTree(
+        wish.num_nodes,
+        min(MOST_CHILDREN, drafter.max_children),
+        _rates.setdefault(assistant_model, AcceptanceRates()),
+    )
 
 
 def remember(assistant_model: Any, length: DraftLength) -> None:

@@ -20,7 +20,9 @@ from hf_specdec.prompt import Prompt
 from hf_specdec.schedule import DraftLength
 from hf_specdec.stopping import StoppingRules
 from hf_specdec.streaming import RowStep, RowStreamer
-from hf_specdec.target import TargetOutput, TargetRunner
+from hf_specdec.target import RaggedTarget, TargetOutput, TargetRunner
+from hf_specdec.tree_shape import TreePlan
+from hf_specdec.tree_steps import ActiveRows, TreeStepper
 from hf_specdec.verification import Verdict, choose_tokens, verify_match, verify_rejection
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class DecodingSettings:
         confidence_threshold: stop drafting after a token less probable than this in every row.
         prefill_chunk_size: tokens per forward of the prompt; all at once if ``None``.
         outputs: what to return besides the tokens.
+        tree: which trees to draft; chains if ``None``.
     """
 
     draft_length: DraftLength
@@ -54,6 +57,7 @@ class DecodingSettings:
     confidence_threshold: float = 0.0
     prefill_chunk_size: int | None = None
     outputs: OutputRequest = field(default_factory=OutputRequest)
+    tree: TreePlan | None = None
 
 
 @dataclass
@@ -111,6 +115,12 @@ class SpeculativeDecoder:
             criteria, settings.eos_token_ids, settings.max_length, num_rows
         )
         self._stats = StatsRecorder(num_rows)
+        self._trees: TreeStepper | None = None
+        if settings.tree is not None:
+            assert isinstance(target, RaggedTarget)
+            self._trees = TreeStepper(
+                target, drafter, self._pipeline, settings.tree, settings.outputs
+            )
         self._collector: OutputCollector | None = None
         if settings.outputs:
             self._collector = OutputCollector(
@@ -150,6 +160,8 @@ class SpeculativeDecoder:
                 self._step()
             if cache is not None:
                 cache = self._hand_out(cache)
+        if self._trees is not None:
+            self._trees.finish()
         if self._streamer is not None:
             self._streamer.end()
         longest = max(self._final_lengths)
@@ -180,6 +192,9 @@ class SpeculativeDecoder:
         """Draft, verify, accept, roll back."""
         room = self._settings.max_length - min(self._host_lengths)
         num_draft_tokens = self._draft_length.next(len(self._host_rows), room - 1)
+        if self._trees is not None and num_draft_tokens:
+            self._tree_step(self._trees, num_draft_tokens)
+            return
         positions = self._positions(num_draft_tokens + 1)
 
         draft_ids, draft_probs = self._draft(num_draft_tokens, positions)
@@ -188,6 +203,20 @@ class SpeculativeDecoder:
         output = self._target.verify(tokens)
         verdict, scores = self._verify(draft_ids, draft_probs, output.logits, positions)
         self._emit(tokens, output, verdict, scores)
+
+    def _tree_step(self, trees: TreeStepper, depth: int) -> None:
+        """The same with a tree of drafts, of which a path is emitted as if it were a chain."""
+        rows = ActiveRows(
+            self._last_tokens,
+            self._positions(1)[:, 0],
+            self._seeds if self._settings.do_sample else None,
+            self._sequences,
+            self._host_rows,
+            self._host_lengths,
+        )
+        step = trees.step(rows, depth)
+        self._stats.record_tree(self._host_rows, step.num_nodes)
+        self._emit(step.run_tokens, step.output, step.verdict, step.scores)
 
     def _positions(self, count: int) -> torch.Tensor:
         """Positions (padding not counted) of the next ``count`` tokens: int64 ``[n, count]``."""
@@ -242,14 +271,18 @@ class SpeculativeDecoder:
         scores = logits.to(torch.float32, copy=True) if self._settings.outputs.scores else logits
         for i, (row, length) in enumerate(zip(self._host_rows, self._host_lengths, strict=True)):
             seeds = self._seeds[i : i + 1] if self._settings.do_sample else None
+            drafts = draft_ids[i].tolist()
 
             def choose(k: int, scores: torch.Tensor, i: int = i, seeds=seeds) -> int:
                 position = positions[i : i + 1, k : k + 1]
                 return int(choose_tokens(scores[None, None], seeds, position))
 
+            def follow(k: int, token: int, drafts=drafts) -> int | None:
+                return k + 1 if k < len(drafts) and drafts[k] == token else None
+
             prefix = self._sequences[row, :length]
-            emitted, processed = self._pipeline.along_path(
-                row, prefix, draft_ids[i], logits[i], choose
+            emitted, _, processed = self._pipeline.along_path(
+                row, prefix, logits[i], choose, follow
             )
             tokens[i, : len(emitted)] = tokens.new_tensor(emitted)
             num_accepted.append(len(emitted) - 1)
@@ -301,7 +334,7 @@ class SpeculativeDecoder:
                 run_tokens, output.hidden_states, num_emitted - 1, [n - 1 for n in host_num_emitted]
             )
         else:
-            step = self._prompt_step(output.hidden_states)
+            step = VerifiedStep.of_prompt(self._prompt.input_ids, output.hidden_states)
         self._drafter.observe(step)
         self._last_tokens = tokens.gather(1, num_new[:, None] - 1)[:, 0]
         self._lengths = self._lengths + num_new
@@ -331,15 +364,6 @@ class SpeculativeDecoder:
                 )
             ]
         )
-
-    def _prompt_step(self, hidden_states: torch.Tensor) -> VerifiedStep:
-        """What a drafter that reads the prompt observes first: the tokens that were run."""
-        rows, length = hidden_states.shape[:2]
-        # Embeddings have no ids, and of a text continued from a cache only the rest was run.
-        ids = self._prompt.input_ids[:, -length:]
-        ids = torch.nn.functional.pad(ids, (length - ids.shape[1], 0))
-        last = [length - 1] * rows
-        return VerifiedStep(ids, hidden_states, torch.tensor(last, device=ids.device), last)
 
     def _ask_criteria(self, host: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Let the criteria that look at a row stop it earlier; rows of ``host`` as in `_emit`."""

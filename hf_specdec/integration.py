@@ -62,8 +62,10 @@ _OPTIONS = "speculation_options"
 # Arguments of ``generate`` that transformers doesn't know.
 _OWN_ARGUMENTS = (
     "num_speculative_tokens_per_batch_size",
+    "num_tree_nodes",
     "row_seeds",
     "speculative_config",
+    "speculative_token_tree",
     "verification",
 )
 ATTACHED = "_hf_specdec_attachment"
@@ -161,6 +163,7 @@ def _validate_generation_mode(original: Callable[..., Any]) -> Callable[..., Any
         options["confidence_threshold"] = call_options.confidence_threshold(
             options, generation_config, assistant
         )
+        options["tree"] = call_options.tree_plan(options, drafter, assistant, self)
         options["verification"] = (
             options["verification"] or options["speculative_config"].verification
         )
@@ -236,11 +239,12 @@ def _decode(
     if is_given:
         compatibility.check_cache(cache, num_rows, input_ids.shape[1], prompt.num_slots, target)
     settings = _settings(generation_config, options, num_rows, device)
+    num_drafts = max(settings.draft_length.limit, settings.tree.num_nodes if settings.tree else 0)
     returns_dict = generation_config.return_dict_in_generate
     arguments = {
         "model": target,
         "prompt": prompt,
-        "max_query_length": settings.draft_length.limit + 1,
+        "max_query_length": num_drafts + 1,
         "max_length": generation_config.max_length + prompt.slots_before,
         "collect": settings.outputs.of_model,
         "given": cache if is_given else None,
@@ -295,6 +299,7 @@ def _settings(
         confidence_threshold=options["confidence_threshold"],
         prefill_chunk_size=generation_config.prefill_chunk_size,
         outputs=options["outputs"],
+        tree=options["tree"],
     )
 
 
