@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compatibility
-from hf_specdec.auto_length import AutoDraftLength, Measurements
+from hf_specdec.auto_length import TREE, AutoDraftLength, Measurements
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.drafters import Drafter, Gemma4Drafter
 from hf_specdec.schedule import (
@@ -165,15 +165,21 @@ def tree_plan(
         )
     if options["draft_length"].limit == 0:
         return None
+    plan: TreePlan
     if wish.paths:
-        return FixedTree(TreeShape(wish.paths))
-    if not wish.num_nodes:
-        return CheckpointTree(drafter.max_candidate_nodes)
-    return MeasuredTree(
-        wish.num_nodes,
-        min(MOST_CHILDREN, drafter.max_children),
-        _rates.setdefault(assistant_model, AcceptanceRates()),
-    )
+        plan = FixedTree(TreeShape(wish.paths))
+    elif not wish.num_nodes:
+        plan = CheckpointTree(drafter.max_candidate_nodes)
+    else:
+        plan = MeasuredTree(
+            wish.num_nodes,
+            min(MOST_CHILDREN, drafter.max_children),
+            _rates.setdefault(assistant_model, AcceptanceRates()),
+        )
+    length = options["draft_length"]
+    if isinstance(length, AutoDraftLength):
+        length.choices = [*length.choices, TREE + plan.num_nodes]
+    return plan
 
 
 def remember(assistant_model: Any, length: DraftLength) -> None:

@@ -192,7 +192,7 @@ class SpeculativeDecoder:
         """Draft, verify, accept, roll back."""
         room = self._settings.max_length - min(self._host_lengths)
         num_draft_tokens = self._draft_length.next(len(self._host_rows), room - 1)
-        if self._trees is not None and num_draft_tokens:
+        if self._trees is not None and num_draft_tokens and self._draft_length.drafts_tree:
             self._tree_step(self._trees, num_draft_tokens)
             return
         positions = self._positions(num_draft_tokens + 1)

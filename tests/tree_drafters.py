@@ -1,6 +1,7 @@
 """Drafters of trees whose quality is known."""
 
 import functools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -48,7 +49,7 @@ class ScriptedTreeDrafter(ScriptedDrafter):
             token_of = dict(zip(paths, rows[i], strict=True))
             leaves = [path for path in paths if len(path) == depth]
             of_row = [[token_of[path[: k + 1]] for k in range(depth)] for path in leaves]
-            chains.append(of_row + [of_row[0]] * (4 - len(of_row)))
+            chains.append(of_row + [of_row[0]] * (12 - len(of_row)))
         return merge_chains(torch.tensor(chains))
 
     def _tokens(self, row: int, start: int, shape: TreeShape) -> list[int]:
@@ -78,8 +79,9 @@ def _paths(row: int, start: int, depth: int) -> list[tuple[int, ...]]:
 
 
 def mixed_rank(row: int, index: int) -> int:
-    """The right token is mostly among the first children, and in no order."""
-    return (row * 2654435761 + (index + 1) * 40503 * (index + 3)) % 1000 // 250
+    """The right token is the first or second child mostly, sometimes the third, or none."""
+    chance = random.Random(1000 * row + index).random()
+    return 0 if chance < 0.4 else 1 if chance < 0.75 else 2 if chance < 0.9 else 99
 
 
 @functools.cache
@@ -98,14 +100,9 @@ def trained_speculator(family: str = "llama", steps: int = 150) -> MLPSpeculator
             tie_weights=False,
         )
         model = MLPSpeculatorPreTrainedModel(config)
-        prompts = torch.randint(3, VOCAB_SIZE, (64, 8))
+        prompts = torch.randint(3, VOCAB_SIZE, (128, 8))
         ids = target.generate(
-            prompts,
-            attention_mask=torch.ones_like(prompts),
-            max_new_tokens=40,
-            do_sample=True,
-            temperature=0.7,
-            top_k=0,
+            prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=32, do_sample=False
         )
         with torch.no_grad():
             states = target.model(ids).last_hidden_state
