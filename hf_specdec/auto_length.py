@@ -196,9 +196,7 @@ class AutoDraftLength(DraftLength):
         """
         elapsed = self.clock() - self._began
         with self.measurements.lock:
-            self.measurements.record(
-                self._size, self.current, accepted, elapsed, num_draft_tokens
-            )
+            self.measurements.record(self._size, self.current, accepted, elapsed, num_draft_tokens)
 
     def _choose(self, allowed: Sequence[int]) -> int:
         measured, size = self.measurements, self._size

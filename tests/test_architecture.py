@@ -130,6 +130,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "prompt",
         "registry",
         "schedule",
+        "tree_words",
     },
     "attach": {"integration", "compatibility", "config", "metrics", "resolution"},
     "startup": set(),

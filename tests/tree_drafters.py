@@ -85,7 +85,7 @@ def mixed_rank(row: int, index: int) -> int:
 
 
 @functools.cache
-def trained_speculator(family: str = "llama", steps: int = 150) -> MLPSpeculatorPreTrainedModel:
+def trained_speculator(family: str = "llama", steps: int = 60) -> MLPSpeculatorPreTrainedModel:
     """A speculator that was trained on what a tiny target says: good, and far from perfect."""
     target: Any = _target(family)
     with torch.random.fork_rng():
@@ -100,7 +100,7 @@ def trained_speculator(family: str = "llama", steps: int = 150) -> MLPSpeculator
             tie_weights=False,
         )
         model = MLPSpeculatorPreTrainedModel(config)
-        prompts = torch.randint(3, VOCAB_SIZE, (128, 8))
+        prompts = torch.randint(3, VOCAB_SIZE, (64, 8))
         ids = target.generate(
             prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=32, do_sample=False
         )

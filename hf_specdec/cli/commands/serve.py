@@ -14,6 +14,7 @@ from hf_specdec.cli.options import (
     SpecTokens,
     SpeculativeConfigJson,
     Target,
+    TreeNodes,
     pair_settings,
 )
 
@@ -67,6 +68,7 @@ def serve(
     spec_method: SpecMethod = None,
     spec_model: SpecModel = None,
     spec_tokens: SpecTokens = None,
+    tree_nodes: TreeNodes = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     pack_weights: PackWeights = False,
@@ -102,6 +104,7 @@ def serve(
         dtype,
         device,
         pack_weights,
+        tree_nodes,
     )
     template_kwargs = _json_object(chat_template_kwargs)
     from hf_specdec.cli.serve import ServeSettings, run_serve
