@@ -38,8 +38,11 @@ def greedy(target, inputs, num_new=NEW, **kwargs):
 
 
 class TestGreedy:
-    @by_tree
-    @pytest.mark.parametrize("batch", [1, 3, 8])
+    @pytest.mark.parametrize(
+        ("batch", "tree"),
+        [(1, TREES[0]), (3, TREES[1]), (8, TREES[2]), (3, TREES[0]), (8, TREES[1])],
+        ids=["1-given", "3-checkpoint", "8-measured", "3-given", "8-checkpoint"],
+    )
     @pytest.mark.parametrize("family", FAMILIES)
     def test_the_text_is_plain_generations(self, family, batch, tree, make_target, prompts):
         target, inputs = make_target(family), prompts(batch)
@@ -76,7 +79,7 @@ class TestGreedy:
         assert new_tokens(output.sequences, inputs, [NEW] * 3) == expected
 
     @by_tree
-    @pytest.mark.parametrize("prompt_length", [7, 8, 9, 30])
+    @pytest.mark.parametrize("prompt_length", [7, 30])
     @pytest.mark.parametrize("family", WINDOWED)
     def test_windows(self, family, prompt_length, tree, make_target):
         # Trees larger than the window of 8 that they are verified behind.
@@ -161,6 +164,7 @@ keep_path, tree_masks, begin = RaggedCache.keep_path, RaggedCache._tree_masks, R
 @pytest.mark.parametrize(
     ("part", "broken"),
     [
+        ("keep_path", RaggedCache.keep_path),
         ("keep_path", _nothing_moves),
         ("keep_path", _moves_the_first_layer_alone),
         ("_tree_masks", _chain_masks),
@@ -170,13 +174,11 @@ keep_path, tree_masks, begin = RaggedCache.keep_path, RaggedCache._tree_masks, R
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_every_part_matters(part, broken, family, make_target, prompts, monkeypatch):
-    """With a part broken on purpose the texts differ, so the tests above can tell."""
+    """With a part broken on purpose the texts differ (and don't with the part as it is)."""
     target, inputs = make_target(family), prompts(3)
     expected = greedy(target, inputs, 40)
-    # Drafters may not check what they are asked about, as texts go astray.
     monkeypatch.setattr(RaggedCache, part, broken)
     paths = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 1, 0), (1, 0, 0)]
-    astray = False
     try:
         drafter = ScriptedTreeDrafter(expected, lambda row, i: (row + i) % 2)
         output = speculate(
@@ -184,8 +186,9 @@ def test_every_part_matters(part, broken, family, make_target, prompts, monkeypa
         )
         astray = new_tokens(output.sequences, inputs, [40] * 3) != expected
     except AssertionError:
+        # The drafter noticed that the text isn't the one it knows.
         astray = True
-    assert astray
+    assert astray == (broken is not keep_path)
 
 
 class TestSampling:
@@ -240,7 +243,7 @@ class TestStopping:
         assert [r.num_new_tokens for r in output.speculation.rows] == lengths
 
     @by_tree
-    @pytest.mark.parametrize("num_new", [1, 2, 3, 4, 5, 6])
+    @pytest.mark.parametrize("num_new", [1, 2, 3, 4, 5])
     def test_length_limit_inside_a_path(self, num_new, tree, target, prompts):
         inputs = prompts(3)
         texts = greedy(target, inputs)
