@@ -134,10 +134,12 @@ def _table(
     """A line for each row: which it is, and what ``cells`` says of it; wrong ones in red."""
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("\nprompts")
-    for name in ("\nbatch", "\nK", *columns):
+    has_trees = any(row.tree_nodes for row in rows)
+    for name in ("\nbatch", "K/\ntree" if has_trees else "\nK", *columns):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        place = (escape(row.prompt_set), str(row.batch), str(row.drafting))
+        drafting = f"{row.k}/{row.tree_nodes}" if has_trees else str(row.k)
+        place = (escape(row.prompt_set), str(row.batch), drafting)
         table.add_row(*place, *cells(row), style="red" if row.wrong else None)
     return table
 

@@ -99,7 +99,11 @@ def test_chains_and_trees_are_compared(pair, tmp_path: Path) -> None:
     # Without drafts there is no tree.
     assert [(row["k"], row["tree_nodes"]) for row in rows] == [(0, 0), (2, 0), (2, 5)]
     assert all(row["identical"] == row["texts"] == 2 for row in rows)
-    assert "2, tree of 5" in result.output
+    assert "2/5" in result.output and "2/0" in result.output
+    # What the drafter does for a tree is its time, not the loop's.
+    assert rows[2]["drafter_step"] > 0.2 * rows[1]["drafter_step"]
+    markdown = bench(*pair, *QUICK, "--set", "chat", "--k", 2, "--tree-nodes", 5, "--markdown")
+    assert markdown.stdout.startswith("| prompts | batch | plain | K = 2, tree of 5 |")
 
 
 def test_trees_of_the_config(pair, tmp_path: Path) -> None:
