@@ -5,6 +5,10 @@ share of drafts accepted at position k among those that reached it, and takes as
 measured. The K with the most tokens a second is used; 0, plain decoding, is one of the choices. Now
 and then another K is tried, because texts change and because a drafter that isn't asked can't show
 that it is right.
+
+Where trees are asked for, a step with the tree is one more choice: what it brings is counted apart,
+as more drafts are accepted at each depth, and until it was timed it counts as long as a chain of as
+many tokens.
 """
 
 from __future__ import annotations
@@ -15,9 +19,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Final
 
 from hf_specdec.schedule import DraftLength
 
+TREE: Final = 1_000
+"""The choice to draft a tree of N nodes is this number + N."""
 # Steps of each K and size of the batch that are remembered: enough for a median to shrug off a
 # hiccup, few enough to follow a context that grows.
 _REMEMBERED = 7
@@ -61,24 +68,42 @@ class Measurements:
         self._num_steps = 0
         self._last_step: dict[int, dict[int, int]] = defaultdict(dict)
         self._seconds: dict[int, dict[int, deque[float]]] = defaultdict(dict)
-        self._reached: list[float] = []
-        self._accepted: list[float] = []
+        # Of chains, and of trees.
+        self._reached: tuple[list[float], list[float]] = ([], [])
+        self._accepted: tuple[list[float], list[float]] = ([], [])
         self.chosen: dict[int, int] = {}
 
-    def record(self, size: int, num_draft_tokens: int, accepted: Sequence[int], seconds: float):
-        """Count one step: its size of batch, K, accepted drafts of each row, and time."""
-        times = self._seconds[size].setdefault(num_draft_tokens, deque(maxlen=_REMEMBERED))
+    def record(
+        self, size: int, choice: int, accepted: Sequence[int], seconds: float, depth: int = 0
+    ):
+        """Count one step.
+
+        Args:
+            size: of the batch.
+            choice: K, or `TREE` + N.
+            accepted: drafts of each row.
+            seconds: what it took.
+            depth: of the tree.
+        """
+        times = self._seconds[size].setdefault(choice, deque(maxlen=_REMEMBERED))
         times.append(seconds)
         self._num_steps += 1
-        self._last_step[size][num_draft_tokens] = self._num_steps
-        missing = num_draft_tokens - len(self._reached)
-        self._reached += [0.0] * missing
-        self._accepted += [0.0] * missing
-        for k in range(num_draft_tokens):
-            self._reached[k] *= _DECAY
-            self._accepted[k] *= _DECAY
-            self._reached[k] += sum(n >= k for n in accepted) / len(accepted)
-            self._accepted[k] += sum(n > k for n in accepted) / len(accepted)
+        self._last_step[size][choice] = self._num_steps
+        num_draft_tokens = depth if choice >= TREE else choice
+        all_reached, all_accepted = self._counts(choice)
+        missing = num_draft_tokens - len(all_reached)
+        all_reached += [0.0] * missing
+        all_accepted += [0.0] * missing
+        # Trees that became shallower reach the depths beyond, and nothing is accepted there.
+        for k in range(len(all_reached) if choice >= TREE else num_draft_tokens):
+            all_reached[k] *= _DECAY
+            all_accepted[k] *= _DECAY
+            all_reached[k] += sum(n >= k for n in accepted) / len(accepted)
+            all_accepted[k] += sum(n > k for n in accepted) / len(accepted)
+
+    def _counts(self, choice: int) -> tuple[list[float], list[float]]:
+        """Drafts that were reached and accepted by position: of chains, or of trees."""
+        return self._reached[choice >= TREE], self._accepted[choice >= TREE]
 
     def is_measured(self, size: int, num_draft_tokens: int) -> bool:
         """Whether the time of such a step is known well enough."""
@@ -88,12 +113,18 @@ class Measurements:
         """The number of the last such step, 0 if there was none."""
         return self._last_step[size].get(num_draft_tokens, 0)
 
-    def tokens(self, num_draft_tokens: int) -> float:
-        """Tokens a row gets from a step; positions never tried count as the one before them."""
+    def tokens(self, choice: int) -> float:
+        """Tokens a row gets from a step; positions never tried count as the one before them.
+
+        A tree that was never tried brings what the longest chain does.
+        """
+        reached, accepted = self._counts(choice)
+        if choice >= TREE and not reached:
+            reached, accepted = self._counts(0)
         total = reach = rate = 1.0
-        for k in range(num_draft_tokens):
-            if k < len(self._reached) and self._reached[k] > 0.1:
-                rate = self._accepted[k] / self._reached[k]
+        for k in range(len(reached) if choice >= TREE else choice):
+            if k < len(reached) and reached[k] > 0.1:
+                rate = accepted[k] / reached[k]
             reach *= rate
             total += reach
         return total
@@ -104,7 +135,9 @@ class Measurements:
         if num_draft_tokens in known:
             # Not 0, whatever the clock's resolution.
             return max(median(known[num_draft_tokens]), 1e-9)
-        low, high = min(known), max(known)
+        chains = [k for k in known if k < TREE]
+        low, high = min(chains), max(chains)
+        num_draft_tokens %= TREE
         start, end = median(known[low]), median(known[high])
         slope = (end - start) / (high - low) if high > low else 0.0
         return max(start + slope * (num_draft_tokens - low), 1e-9)
@@ -120,7 +153,7 @@ class AutoDraftLength(DraftLength):
 
     Attributes:
         measurements: of this drafter, from earlier calls too.
-        choices: the K there are, 0 among them, in order.
+        choices: the K there are, 0 among them, in order, and `TREE` + N where there are trees.
         clock: seconds.
     """
 
@@ -136,19 +169,24 @@ class AutoDraftLength(DraftLength):
     @property
     def limit(self) -> int:
         """No step drafts more than this."""
-        return max(self.choices)
+        return max(k for k in self.choices if k < TREE)
+
+    @property
+    def drafts_tree(self) -> bool:
+        """Whether the step that `next` was asked about drafts a tree."""
+        return self.current >= TREE
 
     def next(self, num_rows: int, most: int) -> int:
         """K for a step over ``num_rows`` active rows, at most ``most``."""
         # Batches of 4 to 7 rows cost much the same; of each size alone too little would be seen.
         self._size = num_rows.bit_length()
-        self.current = max(self.choices)
+        self.current = self.limit
         most = super().next(num_rows, most)
-        allowed = [k for k in self.choices if k <= most]
+        allowed = [k for k in self.choices if k <= most or (k >= TREE and most)]
         with self.measurements.lock:
             self.current = self._choose(allowed)
         self._began = self.clock()
-        return self.current
+        return most if self.drafts_tree else self.current
 
     def update(self, num_draft_tokens: int, accepted: Sequence[int]) -> None:
         """Learn from a step: how many drafts each row accepted of those that `next` asked for.
@@ -158,11 +196,12 @@ class AutoDraftLength(DraftLength):
         """
         elapsed = self.clock() - self._began
         with self.measurements.lock:
-            self.measurements.record(self._size, self.current, accepted, elapsed)
+            self.measurements.record(self._size, self.current, accepted, elapsed, num_draft_tokens)
 
     def _choose(self, allowed: Sequence[int]) -> int:
         measured, size = self.measurements, self._size
-        for k in (min(self.initial, allowed[-1]), 0):
+        longest = max(k for k in allowed if k < TREE)
+        for k in (min(self.initial, longest), 0, *(k for k in allowed if k >= TREE)):
             if k in allowed and not measured.is_measured(size, k):
                 return k
         best = max(allowed, key=lambda k: measured.rate(size, k))

@@ -13,6 +13,10 @@ Layers that attend to a window are rings of ``window + K + 1`` slots: slot s liv
 that size. The K + 1 newest entries can be wrong (rejected) and still no key inside the window has
 been overwritten.
 
+A forward may be over a tree of drafts in place of a chain (see `tree`): its nodes are written one
+behind the other, each sees the kept tokens and its own ancestors, windows count positions and not
+slots, and `keep_path` moves the accepted nodes to where a chain would have put them.
+
 Rows that are finished leave the batch: `keep_rows` moves the last rows into the gaps, one row's
 copy for each row that finished, and later forwards read a smaller view of the same buffers. A cache
 that is handed out at the end swaps rows instead, so that finished ones aren't lost.
@@ -32,6 +36,8 @@ from hf_specdec.cache_layers import (
     RaggedSlidingLayer,
     Write,
 )
+from hf_specdec.cache_moves import PathMove
+from hf_specdec.tree import TokenTree
 
 
 class RaggedCache(Cache):
@@ -42,7 +48,7 @@ class RaggedCache(Cache):
         layer_types: for each layer the name under which the model looks up its mask; ``None`` for
             one that keeps nothing, as it attends with the keys of an earlier layer.
         padding: int64 ``[B]``, left padding of each row, on the target's device.
-        max_query_length: the most tokens of one forward after the prompt (K + 1).
+        max_query_length: the most tokens of one forward after the prompt (K + 1, or 1 + N).
         num_slots: slots to allocate at first; more are added by doubling.
         offsets: int64 ``[B]``, slot minus position of the tokens behind the prompt; the left
             padding if not given.
@@ -79,6 +85,7 @@ class RaggedCache(Cache):
             if layer_type is not None
         }
         self.current_write: Write
+        self._tree: TokenTree | None = None
         self.ragged_layers = [
             self._new_layer(window, layer_type)
             for window, layer_type in zip(layer_windows, layer_types, strict=True)
@@ -108,12 +115,15 @@ class RaggedCache(Cache):
         """Rows that are still in the batch."""
         return len(self._host_lengths)
 
-    def begin(self, query_length: int, prompt: bool = False) -> torch.Tensor:
+    def begin(
+        self, query_length: int, prompt: bool = False, tree: TokenTree | None = None
+    ) -> torch.Tensor:
         """Announce a forward over ``query_length`` tokens of every row.
 
         Args:
             query_length: Q.
             prompt: the tokens are a part of the prompt, whose masks transformers builds.
+            tree: the tokens are its nodes, not a chain.
 
         Returns:
             int64 ``[n, Q]``, the position ids of these tokens (padding not counted, never below 0).
@@ -132,7 +142,9 @@ class RaggedCache(Cache):
             start=longest if longest == shortest else None,
             prompt=prompt,
         )
-        return (slots - self.offsets[:, None]).clamp_(min=0)
+        self._tree = tree
+        places = slots if tree is None else self.lengths[:, None] + tree.depths
+        return (places - self.offsets[:, None]).clamp_(min=0)
 
     def attention_masks(self) -> dict[str, torch.Tensor]:
         """Which keys each token of the announced forward sees, for every layer type.
@@ -141,6 +153,8 @@ class RaggedCache(Cache):
             bool ``[n, 1, Q, keys]`` by layer type, True where attention is allowed.
         """
         write = self.current_write
+        if self._tree is not None:
+            return self._tree_masks(self._tree, write.slots, write.end)
         return self._masks(write.slots, write.slots, write.end)
 
     def kept_masks(self, ahead: int = 0) -> dict[str, torch.Tensor]:
@@ -173,24 +187,74 @@ class RaggedCache(Cache):
         limit, newest = limit[:, None, :, None], limit[:, -1:]
         query = query[:, None, :, None]
         for layer_type, window in self._windows.items():
-            size = end if window is None else window + self.max_query_length
-            index = torch.arange(min(end, size), device=query.device)
-            if end <= size:
-                key = index[None, None, None, :]
-            else:
-                # The ring index holds the newest slot that is congruent to it; or one that was
-                # rolled back, at most K further, and then it is taken for one out of the window.
-                key = (newest - (newest - index) % size)[:, None, None, :]
-            visible = (key <= limit) & (key >= self.padding[:, None, None, None])
-            if self.hidden is not None:
-                last = self.hidden.shape[1] - 1
-                slot = key.expand(self.num_rows, 1, 1, -1)[:, 0, 0]
-                hidden = self.hidden.gather(1, slot.clamp(0, last)) & (slot <= last)
-                visible &= ~hidden[:, None, None, :]
+            key = self._keys(window, newest, end)
+            visible = (key <= limit) & self._is_open(key)
             if window is not None:
                 visible &= key > query - window
             masks[layer_type] = visible
         return masks
+
+    def _tree_masks(
+        self, tree: TokenTree, slots: torch.Tensor, end: int
+    ) -> dict[str, torch.Tensor]:
+        """By layer type which keys the nodes of a tree see, written at ``slots``, int64 ``[n, Q]``.
+
+        A node stands at the place of its depth, wherever it was written; windows count from there.
+        """
+        masks = {}
+        rows, size = slots.shape
+        kept = self.lengths[:, None, None, None]
+        depth = tree.depths[:, None, :, None]
+        for layer_type, window in self._windows.items():
+            key = self._keys(window, slots[:, -1:], end)
+            visible = (key < kept) & self._is_open(key)
+            nodes = tree.ancestors[:, None]
+            if window is not None:
+                visible = visible & (key > kept + depth - window)
+                nodes = nodes & (depth.transpose(2, 3) > depth - window)
+            # In a ring the node's place; elsewhere there are more keys than slots in use.
+            column = (slots % visible.shape[-1])[:, None, None].expand(-1, -1, size, -1)
+            visible = visible.expand(-1, -1, size, -1)
+            masks[layer_type] = visible.scatter(3, column, nodes.expand(rows, -1, -1, -1))
+        return masks
+
+    def _keys(self, window: int | None, newest: torch.Tensor, end: int) -> torch.Tensor:
+        """Slots of a layer's keys, int64 ``[n or 1, 1, 1, keys]``.
+
+        Args:
+            window: of the layer.
+            newest: int64 ``[n, 1]``, the highest slot in use in each row.
+            end: one past the highest in any row.
+        """
+        size = end if window is None else window + self.max_query_length
+        index = torch.arange(min(end, size), device=newest.device)
+        if end <= size:
+            return index[None, None, None, :]
+        # The ring index holds the newest slot that is congruent to it; or one that was rolled
+        # back, at most K further, and then it is taken for one out of the window.
+        return (newest - (newest - index) % size)[:, None, None, :]
+
+    def _is_open(self, key: torch.Tensor) -> torch.Tensor:
+        """Whether slots ``[n or 1, 1, 1, keys]`` hold tokens that may be seen at all."""
+        is_open = key >= self.padding[:, None, None, None]
+        if self.hidden is not None:
+            last = self.hidden.shape[1] - 1
+            slot = key.expand(self.num_rows, 1, 1, -1)[:, 0, 0]
+            hidden = self.hidden.gather(1, slot.clamp(0, last)) & (slot <= last)
+            is_open &= ~hidden[:, None, None, :]
+        return is_open
+
+    def keep_path(self, path: torch.Tensor) -> None:
+        """Move the nodes of a path of the last forward's tree to the slots behind its root.
+
+        Args:
+            path: int64 ``[n, A]``, the node at each depth, 0 for the root; where the depth itself
+                stands nothing moves.
+        """
+        move = PathMove(self.lengths, path)
+        if not move.is_empty:
+            for layer in self.ragged_layers:
+                layer.move_slots(move)
 
     def advance(self, num_tokens: torch.Tensor, host_num_tokens: Sequence[int]) -> None:
         """Keep the first ``num_tokens`` of the last forward in each row; the rest is rolled back.

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
+from hf_specdec.cache_moves import PathMove
+
 
 class Owner(Protocol):
     """What a layer asks the cache it belongs to."""
@@ -177,6 +179,11 @@ class RaggedLayer(CacheLayerMixin):
             buffer[targets] = buffer[sources]
             if overwritten is not None:
                 buffer[sources] = overwritten
+
+    def move_slots(self, move: PathMove) -> None:
+        """Move entries of every row to other slots; each buffer counts modulo its own."""
+        for buffer in self._buffers().values():
+            move.apply(buffer, buffer.shape[2])
 
     def sort_rows(self, index: torch.Tensor, length: int) -> None:
         """Put rows in another order (int64 ``[B]``), as far as slots before ``length`` go."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compatibility
-from hf_specdec.auto_length import AutoDraftLength, Measurements
+from hf_specdec.auto_length import TREE, AutoDraftLength, Measurements
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.drafters import Drafter, Gemma4Drafter, NGramDrafter
 from hf_specdec.lookup_options import PromptLookup, check_positive
@@ -24,6 +24,16 @@ from hf_specdec.schedule import (
     check_per_batch_size,
     check_schedule,
 )
+from hf_specdec.tree import TreeShape
+from hf_specdec.tree_shape import (
+    MOST_CHILDREN,
+    AcceptanceRates,
+    CheckpointTree,
+    FixedTree,
+    MeasuredTree,
+    TreePlan,
+)
+from hf_specdec.tree_words import tree_wish
 
 # transformers fills these in where nobody asked for them; they can't be told from a wish.
 TRANSFORMERS_DEFAULTS = {
@@ -35,6 +45,8 @@ TRANSFORMERS_DEFAULTS = {
 _reached: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 # What "auto" has measured of a drafter.
 _measured: WeakKeyDictionary[Any, Measurements] = WeakKeyDictionary()
+# What trees of a drafter have shown.
+_rates: WeakKeyDictionary[Any, AcceptanceRates] = WeakKeyDictionary()
 
 
 def _first_wish(
@@ -169,6 +181,46 @@ def prompt_lookup(
     low = config.prompt_lookup_min
     high = size or config.prompt_lookup_max or max(PromptLookup.max_ngram, low or 0)
     return PromptLookup(wanted, high, min(low or PromptLookup.min_ngram, high))
+
+
+def tree_plan(
+    options: dict[str, Any], drafter: Drafter, assistant_model: Any, target: PreTrainedModel
+) -> TreePlan | None:
+    """Which trees to draft, by the call's arguments or the `SpeculativeConfig`; ``None``: chains.
+
+    Raises:
+        ValueError: a tree that doesn't work, or not with this drafter, target or threshold.
+    """
+    asked = options["speculative_token_tree"], options["num_tree_nodes"]
+    if asked == (None, None):
+        config: SpeculativeConfig = options["speculative_config"]
+        asked = config.speculative_token_tree, config.num_tree_nodes
+    wish = tree_wish(*asked)
+    if wish is None:
+        return None
+    compatibility.check_tree(wish, drafter, target)
+    if options["confidence_threshold"]:
+        raise ValueError(
+            f"{wish} and assistant_confidence_threshold={options['confidence_threshold']} don't go "
+            "together: a tree is drafted as a whole. Give one of them"
+        )
+    if options["draft_length"].limit == 0:
+        return None
+    plan: TreePlan
+    if wish.paths:
+        plan = FixedTree(TreeShape(wish.paths))
+    elif not wish.num_nodes:
+        plan = CheckpointTree(drafter.max_candidate_nodes)
+    else:
+        plan = MeasuredTree(
+            wish.num_nodes,
+            min(MOST_CHILDREN, drafter.max_children),
+            _rates.setdefault(assistant_model, AcceptanceRates()),
+        )
+    length = options["draft_length"]
+    if isinstance(length, AutoDraftLength):
+        length.choices = [*length.choices, TREE + plan.num_nodes]
+    return plan
 
 
 def remember(assistant_model: Any, length: DraftLength) -> None:

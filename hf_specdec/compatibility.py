@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from hf_specdec import attention, lockstep
+from hf_specdec import attention, lockstep, tree_words
 from hf_specdec.drafters import Drafter
 from hf_specdec.outputs import OutputRequest
 from hf_specdec.streaming import RowStreamer
@@ -93,6 +93,38 @@ def check_num_draft_tokens(value: Any, drafter: Drafter, source: str) -> int:
             "target, as they are used again in turn"
         )
     return value
+
+
+def check_tree(wish: tree_words.TreeWish, drafter: Drafter, target: PreTrainedModel) -> None:
+    """Raise ValueError unless the drafter can draft the trees asked for, and the target run them.
+
+    Args:
+        wish: anything but a chain.
+        drafter: of the call.
+        target: of the call.
+    """
+    if not drafter.drafts_trees:
+        raise ValueError(
+            f"{wish}: {type(drafter).__name__} drafts chains only; trees come from MLP "
+            "speculators. Leave it out"
+        )
+    if is_lockstep(target):
+        raise ValueError(
+            f"{wish}: the target {type(target).__name__} has recurrent layers, which run "
+            "tokens one behind the other and can't branch. Leave it out"
+        )
+    depth = max((len(path) for path in wish.paths), default=0)
+    if depth > drafter.max_draft_tokens:
+        raise ValueError(
+            f"{wish} is {depth} tokens deep, but this assistant_model can draft "
+            f"{drafter.max_draft_tokens}. Leave deeper nodes out"
+        )
+    width = max((path[-1] + 1 for path in wish.paths), default=0)
+    if width > drafter.max_children:
+        raise ValueError(
+            f"{wish} has a node with {width} children, but this assistant_model knows "
+            f"{drafter.max_children} tokens"
+        )
 
 
 def check_generation_config(config: GenerationConfig) -> None:

@@ -29,7 +29,11 @@ _GRAPH_MODES = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagr
 
 
 def compile_choice(
-    config: GenerationConfig, target: PreTrainedModel, outputs: OutputRequest, feed: str
+    config: GenerationConfig,
+    target: PreTrainedModel,
+    outputs: OutputRequest,
+    feed: str,
+    drafts_trees: bool = False,
 ) -> CompileChoice | None:
     """How a call's forwards are compiled; ``None``: not at all, and its shapes aren't static.
 
@@ -38,6 +42,7 @@ def compile_choice(
         target: the model.
         outputs: what the call returns besides the tokens.
         feed: which state of the target the drafter reads.
+        drafts_trees: whether the call drafts trees, whose masks and moves aren't compiled.
 
     Raises:
         ValueError: a ``compile_config`` with ``dynamic=True``.
@@ -54,7 +59,8 @@ def compile_choice(
         if wanted is not None:
             _warn("cache_implementation isn't 'static'")
         return None
-    if (reason := _obstacle(target, outputs, feed)) is not None:
+    reason = "candidate trees are drafted" if drafts_trees else _obstacle(target, outputs, feed)
+    if reason is not None:
         _warn(reason)
         return None
     return _choice(wanted, on_cuda)

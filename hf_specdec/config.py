@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from hf_specdec import vllm_words
+from hf_specdec import tree_words, vllm_words
 from hf_specdec.lookup_options import check_positive
 from hf_specdec.schedule import AUTO, BatchSizeSchedule, NumDraftTokens, check_per_batch_size
 
@@ -39,6 +40,11 @@ class SpeculativeConfig:
         verification: ``"match"`` (default) emits exactly what the target alone would emit, also
             when sampling under a seed; ``"rejection"`` is the classical rule, equal in
             distribution. Not a field of vLLM's.
+        speculative_token_tree: the tree of drafts to verify in place of a chain, as vLLM writes it:
+            ``"[(0,), (1,), (0, 0)]"``, or ``"checkpoint"`` for the one the drafter's checkpoint
+            describes (not in vLLM).
+        num_tree_nodes: verify the best tree of so many drafts, chosen from measured acceptance; 0
+            drafts chains. Not a field of vLLM's.
 
     Raises:
         ValueError: a field's value is not one of those that work.
@@ -54,6 +60,8 @@ class SpeculativeConfig:
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_num_tokens: int | None = None
+    speculative_token_tree: str | Sequence[Sequence[int]] | None = None
+    num_tree_nodes: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.method, str) and self.method in vllm_words.MTP_METHODS:
@@ -69,6 +77,7 @@ class SpeculativeConfig:
         self._check_model()
         self._check_prompt_lookup()
         check_verification(self.verification)
+        tree_words.tree_wish(self.speculative_token_tree, self.num_tree_nodes)
         if self.num_speculative_tokens_per_batch_size is not None:
             check_per_batch_size(self.num_speculative_tokens_per_batch_size)
         is_auto = self.num_speculative_tokens == AUTO

@@ -20,7 +20,8 @@ from hf_specdec.prompt import Prompt
 from hf_specdec.prompt_lookup import LookupDrafts
 from hf_specdec.stopping import StoppingRules
 from hf_specdec.streaming import RowStep, RowStreamer
-from hf_specdec.target import TargetOutput, TargetRunner
+from hf_specdec.target import RaggedTarget, TargetOutput, TargetRunner
+from hf_specdec.tree_steps import ActiveRows, TreeStepper
 from hf_specdec.verification import Verdict, choose_tokens, verify_match, verify_rejection
 
 if TYPE_CHECKING:
@@ -65,6 +66,12 @@ class SpeculativeDecoder:
             criteria, settings.eos_token_ids, settings.max_length, num_rows
         )
         self._stats = StatsRecorder(num_rows)
+        self._trees: TreeStepper | None = None
+        if settings.tree is not None:
+            assert isinstance(target, RaggedTarget)
+            self._trees = TreeStepper(
+                target, drafter, self._pipeline, settings.tree, settings.outputs
+            )
         self._collector: OutputCollector | None = None
         if settings.outputs:
             self._collector = OutputCollector(
@@ -105,6 +112,8 @@ class SpeculativeDecoder:
                 self._step()
             if cache is not None:
                 cache = self._hand_out(cache)
+        if self._trees is not None:
+            self._trees.finish()
         if self._streamer is not None:
             self._streamer.end()
         longest = max(self._final_lengths)
@@ -138,6 +147,9 @@ class SpeculativeDecoder:
         looks_up = self._lookup is not None and self._lookup.applies(self._settings.rejection)
         if looks_up:
             draft_ids, draft_probs = self._look_up(num_draft_tokens, most), None
+        elif self._trees is not None and num_draft_tokens and self._draft_length.drafts_tree:
+            self._tree_step(self._trees, num_draft_tokens)
+            return
         else:
             positions = self._positions(num_draft_tokens + 1)
             draft_ids, draft_probs = self._draft(num_draft_tokens, positions)
@@ -146,6 +158,20 @@ class SpeculativeDecoder:
         output = self._target.verify(tokens)
         verdict, scores = self._verify(draft_ids, draft_probs, output.logits, positions)
         self._emit(tokens, output, verdict, scores, "lookup" if looks_up else "drafter")
+
+    def _tree_step(self, trees: TreeStepper, depth: int) -> None:
+        """The same with a tree of drafts, of which a path is emitted as if it were a chain."""
+        rows = ActiveRows(
+            self._last_tokens,
+            self._lengths - self._offsets,
+            self._seeds if self._settings.do_sample else None,
+            self._sequences,
+            self._host_rows,
+            self._host_lengths,
+        )
+        step = trees.step(rows, depth)
+        self._stats.record_tree(self._host_rows, step.num_nodes)
+        self._emit(step.run_tokens, step.output, step.verdict, step.scores, "drafter")
 
     def _positions(self, count: int) -> torch.Tensor:
         """Positions (padding not counted) of the next ``count`` tokens: int64 ``[n, count]``.
@@ -226,14 +252,18 @@ class SpeculativeDecoder:
         scores = logits.to(torch.float32, copy=True) if self._settings.outputs.scores else logits
         for i, (row, length) in enumerate(zip(self._host_rows, self._host_lengths, strict=True)):
             seeds = self._seeds[i : i + 1] if self._settings.do_sample else None
+            drafts = draft_ids[i].tolist()
 
             def choose(k: int, scores: torch.Tensor, i: int = i, seeds=seeds) -> int:
                 position = positions[i : i + 1, k : k + 1]
                 return int(choose_tokens(scores[None, None], seeds, position))
 
+            def follow(k: int, token: int, drafts=drafts) -> int | None:
+                return k + 1 if k < len(drafts) and drafts[k] == token else None
+
             prefix = self._sequences[row, :length]
-            emitted, processed = self._pipeline.along_path(
-                row, prefix, draft_ids[i], logits[i], choose
+            emitted, _, processed = self._pipeline.along_path(
+                row, prefix, logits[i], choose, follow
             )
             tokens[i, : len(emitted)] = tokens.new_tensor(emitted)
             num_accepted.append(len(emitted) - 1)
@@ -298,7 +328,7 @@ class SpeculativeDecoder:
                 [n - 1 for n in host_num_emitted],
             )
         else:
-            step = self._prompt_step(output.hidden_states)
+            step = VerifiedStep.of_prompt(self._prompt.input_ids, output.hidden_states)
         self._drafter.observe(step)
         self._last_tokens = tokens.gather(1, num_new[:, None] - 1)[:, 0]
         self._lengths = self._lengths + num_new
@@ -326,15 +356,6 @@ class SpeculativeDecoder:
                 for i, (row, count) in enumerate(zip(self._host_rows, accepted, strict=True))
             ]
         )
-
-    def _prompt_step(self, hidden_states: torch.Tensor) -> VerifiedStep:
-        """What a drafter that reads the prompt observes first: the tokens that were run."""
-        rows, length = hidden_states.shape[:2]
-        # Embeddings have no ids, and of a text continued from a cache only the rest was run.
-        ids = self._prompt.input_ids[:, -length:]
-        ids = torch.nn.functional.pad(ids, (length - ids.shape[1], 0))
-        last = [length - 1] * rows
-        return VerifiedStep(ids, hidden_states, torch.tensor(last, device=ids.device), last)
 
     def _ask_criteria(self, host: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Let the criteria that look at a row stop it earlier; rows of ``host`` as in `_emit`."""

@@ -12,6 +12,7 @@ from hf_specdec.lookup_options import PromptLookup
 from hf_specdec.metrics import SpeculationStats
 from hf_specdec.outputs import OutputRequest
 from hf_specdec.schedule import DraftLength
+from hf_specdec.tree_shape import TreePlan
 
 
 @dataclass
@@ -29,6 +30,7 @@ class DecodingSettings:
         confidence_threshold: stop drafting after a token less probable than this in every row.
         prefill_chunk_size: tokens per forward of the prompt; all at once if ``None``.
         outputs: what to return besides the tokens.
+        tree: which trees to draft; chains if ``None``.
         lookup: draft from the text itself where it repeats; never if ``None``.
     """
 
@@ -42,13 +44,15 @@ class DecodingSettings:
     confidence_threshold: float = 0.0
     prefill_chunk_size: int | None = None
     outputs: OutputRequest = field(default_factory=OutputRequest)
+    tree: TreePlan | None = None
     lookup: PromptLookup | None = None
 
     @property
     def most_draft_tokens(self) -> int:
         """No step drafts more than this."""
         looked_up = self.lookup.num_tokens if self.lookup else 0
-        return max(self.draft_length.limit, looked_up)
+        nodes = self.tree.num_nodes if self.tree else 0
+        return max(self.draft_length.limit, looked_up, nodes)
 
 
 @dataclass

@@ -73,6 +73,43 @@ class DraftPicker:
         return index
 
 
+class NodePicker:
+    """The `NodeLogits` of one tree: drafts are the children with the largest noisy logits.
+
+    Args:
+        pipeline: the call's processors; those that look at logits alone also shape the drafts.
+        row_seeds: int64 ``[n]`` for sampling, ``None`` for greedy drafts.
+        positions: int64 ``[n]``, position of the token behind the root.
+        vocabulary: V, ids of the target.
+    """
+
+    def __init__(
+        self,
+        pipeline: LogitsPipeline,
+        row_seeds: torch.Tensor | None,
+        positions: torch.Tensor,
+        vocabulary: int,
+    ):
+        self._pipeline = pipeline
+        self._row_seeds = row_seeds
+        self._positions = positions
+        self._vocabulary = vocabulary
+
+    def __call__(
+        self, k: int, logits: torch.Tensor, token_ids: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See `NodeLogits`."""
+        if token_ids is None:
+            # A padded drafter vocabulary has columns that the target lacks.
+            logits = logits[..., : self._vocabulary]
+        if self._row_seeds is not None:
+            logits = self._pipeline.draft_nodes(logits)
+            # The target's own noise, which nodes at the same position share.
+            positions = (self._positions + k)[:, None].expand(logits.shape[:2])
+            logits = add_gumbel(logits, self._row_seeds, positions, Stream.TOKEN, token_ids)
+        return logits, token_ids
+
+
 def _spread(probs: torch.Tensor, token_ids: torch.Tensor | None, size: int) -> torch.Tensor:
     """Place probabilities ``[B, V']`` of some ids (default 0..V'-1) in a row of ``size``."""
     full = probs.new_zeros((probs.shape[0], size))

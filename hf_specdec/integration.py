@@ -62,8 +62,10 @@ _OPTIONS = "speculation_options"
 # Arguments of ``generate`` that transformers doesn't know.
 _OWN_ARGUMENTS = (
     "num_speculative_tokens_per_batch_size",
+    "num_tree_nodes",
     "row_seeds",
     "speculative_config",
+    "speculative_token_tree",
     "verification",
 )
 ATTACHED = "_hf_specdec_attachment"
@@ -164,13 +166,14 @@ def _validate_generation_mode(original: Callable[..., Any]) -> Callable[..., Any
         options["lookup"] = call_options.prompt_lookup(
             options, generation_config, drafter, options["draft_length"]
         )
+        options["tree"] = call_options.tree_plan(options, drafter, assistant, self)
         options["verification"] = (
             options["verification"] or options["speculative_config"].verification
         )
         check_verification(options["verification"])
         options["outputs"] = compatibility.output_request(generation_config, self)
         options["compile"] = compile_options.compile_choice(
-            generation_config, self, options["outputs"], drafter.feed
+            generation_config, self, options["outputs"], drafter.feed, options["tree"] is not None
         )
         # Checked above: what is left gives the same tokens from a cache of ours.
         generation_config.cache_implementation = None
@@ -298,6 +301,7 @@ def _settings(
         prefill_chunk_size=generation_config.prefill_chunk_size,
         outputs=options["outputs"],
         lookup=options["lookup"],
+        tree=options["tree"],
     )
 
 

@@ -32,6 +32,8 @@ class SpeculationStats:
         accepted_per_position: how often the token at draft position k was accepted.
         num_target_forwards: forwards of the target, the prefill included.
         num_new_tokens: tokens emitted, over all rows.
+        num_tree_nodes: drafts that were verified in trees, counted per row. Of a tree only its
+            depth counts as ``num_draft_tokens``: the most that could be accepted.
         rows: one record per row for a single call, empty for a row's own record and for sums.
     """
 
@@ -41,6 +43,7 @@ class SpeculationStats:
     accepted_per_position: list[int] = field(default_factory=list)
     num_target_forwards: int = 0
     num_new_tokens: int = 0
+    num_tree_nodes: int = 0
     rows: list[SpeculationStats] = field(default_factory=list, repr=False)
 
     @classmethod
@@ -90,6 +93,7 @@ class SpeculationStats:
             accepted_per_position=[a + sign * b for a, b in positions],
             num_target_forwards=self.num_target_forwards + sign * other.num_target_forwards,
             num_new_tokens=self.num_new_tokens + sign * other.num_new_tokens,
+            num_tree_nodes=self.num_tree_nodes + sign * other.num_tree_nodes,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -101,6 +105,7 @@ class SpeculationStats:
             "accepted_per_position": list(self.accepted_per_position),
             "num_target_forwards": self.num_target_forwards,
             "num_new_tokens": self.num_new_tokens,
+            "num_tree_nodes": self.num_tree_nodes,
             "acceptance_rate": self.acceptance_rate,
             "mean_acceptance_length": self.mean_acceptance_length,
         }
@@ -204,6 +209,11 @@ class StatsRecorder:
         self._accepted: list[Sequence[int]] = []
         self._drafted: list[int] = []
         self._num_target_forwards = 0
+        self._trees: list[tuple[Iterable[int], int]] = []
+
+    def record_tree(self, rows: Iterable[int], num_nodes: int) -> None:
+        """Count the nodes of a verified tree for each active row, besides `record_step`."""
+        self._trees.append((rows, num_nodes))
 
     def record_step(
         self, rows: Sequence[int], accepted: Sequence[int], num_draft_tokens: int
@@ -246,6 +256,9 @@ class StatsRecorder:
                 record.num_draft_tokens = int(draft_tokens[b])
                 record.accepted_per_position = per_position[b].tolist()
                 record.num_accepted_tokens = sum(record.accepted_per_position)
+        for active, num_nodes in self._trees:
+            for row in active:
+                records[row].num_tree_nodes += num_nodes
         total = sum(records, SpeculationStats())
         total.num_target_forwards = self._num_target_forwards
         total.rows = records

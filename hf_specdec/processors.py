@@ -80,7 +80,11 @@ class LogitsPipeline:
 
     def draft(self, logits: torch.Tensor) -> torch.Tensor:
         """Pass draft logits ``[B, V]`` through the processors that look at logits alone."""
-        return self._apply_pointwise(logits[:, None])[:, 0]
+        return self.draft_nodes(logits[:, None])[:, 0]
+
+    def draft_nodes(self, logits: torch.Tensor) -> torch.Tensor:
+        """The same for several nodes of every row, ``[B, nodes, V]``."""
+        return self._apply_pointwise(logits)
 
     def _apply_pointwise(self, logits: torch.Tensor) -> torch.Tensor:
         rows, positions, vocabulary = logits.shape
@@ -94,34 +98,36 @@ class LogitsPipeline:
         self,
         row: int,
         prefix: torch.Tensor,
-        draft_ids: torch.Tensor,
         logits: torch.Tensor,
         choose: Callable[[int, torch.Tensor], int],
-    ) -> tuple[list[int], list[torch.Tensor]]:
-        """Process and choose position by position, as far as the draft is right.
+        follow: Callable[[int, int], int | None],
+    ) -> tuple[list[int], list[int], list[torch.Tensor]]:
+        """Process and choose token by token, as far as the drafts are right.
 
         Args:
             row: index of the row in the whole batch.
             prefix: int64 ``[L]``, the row so far, padding included.
-            draft_ids: int64 ``[K]``.
-            logits: ``[K + 1, V]``.
-            choose: picks a token from position k's processed float32 ``[V]`` logits.
+            logits: ``[Q, V]`` behind each draft; behind the row's last token at index 0.
+            choose: picks a token from the processed float32 ``[V]`` logits at an index.
+            follow: the index of the draft behind an index that is a certain token, if there is one.
 
         Returns:
-            The tokens to emit, the accepted draft tokens and the one that follows; and the
-            processed logits ``[V]`` of each.
+            The tokens to emit, the accepted draft tokens and the one that follows; where they were
+            chosen; and the processed logits ``[V]`` of each.
         """
         emitted: list[int] = []
         scores: list[torch.Tensor] = []
-        drafts = draft_ids.tolist()
-        for k in range(logits.shape[0]):
-            scores.append(self._at(row, prefix, logits[k].float()))
-            token = choose(k, scores[-1])
+        indices: list[int] = []
+        index: int | None = 0
+        while index is not None:
+            indices.append(index)
+            scores.append(self._at(row, prefix, logits[index].float()))
+            token = choose(index, scores[-1])
             emitted.append(token)
-            if k == len(drafts) or token != drafts[k]:
-                break
-            prefix = torch.cat([prefix, prefix.new_tensor([token])])
-        return emitted, scores
+            index = follow(index, token)
+            if index is not None:
+                prefix = torch.cat([prefix, prefix.new_tensor([token])])
+        return emitted, indices, scores
 
     def _at(self, row: int, prefix: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         # Some processors depend on a row's index in the batch (prefix_allowed_tokens_fn, per-row

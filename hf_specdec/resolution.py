@@ -20,6 +20,7 @@ from hf_specdec.config import SpeculativeConfig
 from hf_specdec.drafters import Drafter, MTPDrafter, NGramDrafter
 from hf_specdec.registry import FAMILIES, MTP_MODEL_TYPES, drafter_for, mtp_network
 from hf_specdec.schedule import AUTO
+from hf_specdec.tree_words import tree_wish
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ def resolve(config: SpeculativeConfig, target: PreTrainedModel) -> Resolution:
     _check_method(config, drafter)
     drafter.check(target)
     _check_num_draft_tokens(config, drafter)
+    wish = tree_wish(config.speculative_token_tree, config.num_tree_nodes)
+    if wish is not None:
+        compatibility.check_tree(wish, drafter, target)
     _warn_of_layers_run_again(config, drafter)
     size = config.draft_tensor_parallel_size
     if size is None:

@@ -45,6 +45,11 @@ class DraftLength:
         """No step drafts more than this."""
         return self.initial if self.schedule == "constant" else max(self.initial, self.most)
 
+    @property
+    def drafts_tree(self) -> bool:
+        """Whether the step that `next` was asked about drafts a tree, where there are trees."""
+        return True
+
     def next(self, num_rows: int, most: int) -> int:
         """K for a step over ``num_rows`` active rows, at most ``most``."""
         return self.allowed(num_rows, min(self.current, most))

@@ -25,6 +25,7 @@ from hf_specdec.cache import RaggedCache
 from hf_specdec.cache_layers import RaggedIndexedLayer
 from hf_specdec.modeling.mtp import final_norm
 from hf_specdec.prompt import Prompt
+from hf_specdec.tree import TokenTree
 
 # Slots added to the prompt at first; caches for long generations grow by doubling from there.
 _INITIAL_SLOTS = 512
@@ -87,7 +88,7 @@ class TargetRunner(ABC):
     Args:
         model: the target.
         prompt: see `Prompt`.
-        max_query_length: most tokens verified in one forward (K + 1).
+        max_query_length: most tokens verified in one forward (K + 1, or 1 + N of a tree).
         max_length: slots of the longest row, prompt included, that this call can reach.
         collect: ``output_hidden_states`` and ``output_attentions``, as far as asked for.
     """
@@ -334,13 +335,12 @@ class RaggedTarget(TargetRunner):
     def _advance_prompt(self, count: int, rows: int) -> None:
         self.cache.advance(self.cache.lengths.new_full((rows,), count), [count] * rows)
 
-    def verify(self, tokens: torch.Tensor) -> TargetOutput:
-        """See `TargetRunner.verify`."""
+    def verify(self, tokens: torch.Tensor, tree: TokenTree | None = None) -> TargetOutput:
+        """See `TargetRunner.verify`; with a ``tree`` the drafts are its nodes, not a chain."""
         # A row near the limit is drafted as far as the others; what lies behind the limit is never
         # emitted, but a model with a table of positions must find one for it.
-        position_ids = torch.minimum(
-            self.cache.begin(tokens.shape[1]), self._last_positions[:, None]
-        )
+        positions = self.cache.begin(tokens.shape[1], tree=tree)
+        position_ids = torch.minimum(positions, self._last_positions[:, None])
         return self._call(
             {
                 "input_ids": tokens,

@@ -71,6 +71,7 @@ class Calls:
         assistant: Any,
         k: NumDraftTokens,
         max_new_tokens: int | None = None,
+        tree_nodes: int = 0,
         **extra: Any,
     ) -> Any:
         """The same with a drafter."""
@@ -79,6 +80,7 @@ class Calls:
             **self._shared(max_new_tokens),
             assistant_model=assistant,
             num_assistant_tokens=k,
+            num_tree_nodes=tree_nodes,
             num_speculative_tokens_per_batch_size=self._schedule,
             **self._compiled,
             **extra,

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from hf_specdec.drafters import Drafter
 
 T = TypeVar("T")
-_DRAFTER_METHODS = ("start", "share_cache", "observe", "propose", "keep_rows")
+_DRAFTER_METHODS = ("start", "share_cache", "observe", "propose", "propose_tree", "keep_rows")
 
 
 def timed(call: Callable[[], T], device: torch.device) -> tuple[float, T]:

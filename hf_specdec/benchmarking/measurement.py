@@ -23,6 +23,7 @@ from hf_specdec.benchmarking.workload import Group, Workload, groups_of
 from hf_specdec.drafters import Drafter
 from hf_specdec.registry import drafter_for
 from hf_specdec.schedule import AUTO, MOST_AUTO, NumDraftTokens
+from hf_specdec.tree_words import tree_wish
 
 WARM_UP_TOKENS = 8
 
@@ -31,8 +32,8 @@ def check(pair: Pair, workload: Workload) -> None:
     """Find out what can't work before anything runs.
 
     Raises:
-        ValueError: a target that can't be sped up, a drafter that doesn't fit it, or a K that it
-            can't draft.
+        ValueError: a target that can't be sped up, a drafter that doesn't fit it, or a K or a tree
+            that it can't draft.
     """
     compatibility.check_target(pair.target)
     if workload.acceptance is not None:
@@ -41,12 +42,16 @@ def check(pair: Pair, workload: Workload) -> None:
     drafter.check(pair.target)
     for k in (k for k in workload.ks if k != AUTO):
         compatibility.check_num_draft_tokens(k, drafter, "--k")
+    for num_nodes in filter(None, workload.tree_nodes):
+        wish = tree_wish(None, num_nodes)
+        assert wish is not None
+        compatibility.check_tree(wish, drafter, pair.target)
 
 
 def measure(
     pair: Pair, workload: Workload, advance: Callable[[str], None] = lambda where: None
 ) -> Iterator[Row]:
-    """Measure every combination of set, batch size and K.
+    """Measure every combination of set, batch size, K and tree.
 
     Args:
         pair: see `Pair`; `check` must accept it.
@@ -60,7 +65,7 @@ def measure(
     for batch in workload.batches:
         for name, prompts in workload.prompts.items():
             groups = groups_of(pair.tokenizer, prompts, batch, pair.target.device)
-            records = [RowRecord(name, batch, k) for k in workload.ks]
+            records = [RowRecord(name, batch, *drafting) for drafting in workload.draftings]
             for number, group in enumerate(groups):
                 runs.measure(group, number, records, partial(advance, f"{name}, batch {batch}"))
             yield from (record.finish() for record in records)
@@ -140,7 +145,13 @@ class _PairedRuns:
 
     def _tell(self, group: Group, record: RowRecord, drafter: Any) -> None:
         """Take statistics."""
-        output = self._calls.speculative(group, drafter, record.k, return_dict_in_generate=True)
+        output = self._calls.speculative(
+            group,
+            drafter,
+            record.k,
+            tree_nodes=record.tree_nodes,
+            return_dict_in_generate=True,
+        )
         record.stats = record.stats + output.speculation
 
     def _timed_round(
@@ -154,7 +165,9 @@ class _PairedRuns:
         calls = self._calls
         runs: list[Callable[[], Any]] = [partial(calls.plain, group)]
         for record, drafter in zip(records, drafters, strict=True):
-            runs.append(partial(calls.speculative, group, drafter, record.k))
+            runs.append(
+                partial(calls.speculative, group, drafter, record.k, tree_nodes=record.tree_nodes)
+            )
         results: list[Any] = [None] * len(runs)
         order = range(len(runs))
         for index in reversed(order) if turned else order:
@@ -177,7 +190,9 @@ class _PairedRuns:
         calls = self._calls
         plain, _ = timed(partial(calls.plain, group, 1), calls.device)
         for record, drafter in zip(records, drafters, strict=True):
-            call = partial(calls.speculative, group, drafter, record.k, 1)
+            call = partial(
+                calls.speculative, group, drafter, record.k, 1, tree_nodes=record.tree_nodes
+            )
             ours, _ = timed(call, calls.device)
             record.plain_first.append(plain)
             record.speculative_first.append(ours)
@@ -197,5 +212,5 @@ class _PairedRuns:
         drafter = drafter_for(assistant)
         assert drafter is not None
         calls = self._calls
-        call = partial(calls.speculative, group, drafter, record.k)
+        call = partial(calls.speculative, group, drafter, record.k, tree_nodes=record.tree_nodes)
         record.sections += profile(calls.target, drafter, call)

@@ -53,11 +53,11 @@ def draw(report: Report) -> Figure:
 def _draw_speedup(axis: Any, rows: list[Row]) -> None:
     """A point for each set and K: the median, with a line from the smallest to the largest."""
     sets = list(dict.fromkeys(row.prompt_set for row in rows))
-    ks = in_order(row.k for row in rows)
+    ks = in_order(row.drafting for row in rows)
     step = min(_STEP, _SPREAD / max(len(ks) - 1, 1))
     for number, k in enumerate(ks):
         shift = step * (number - (len(ks) - 1) / 2)
-        of_k = [row for row in rows if row.k == k]
+        of_k = [row for row in rows if row.drafting == k]
         middle = [row.speedup.median for row in of_k]
         below = [row.speedup.median - row.speedup.min for row in of_k]
         above = [row.speedup.max - row.speedup.median for row in of_k]
@@ -79,8 +79,8 @@ def _draw_speedup(axis: Any, rows: list[Row]) -> None:
 
 def _draw_acceptance(axis: Any, rows: list[Row]) -> None:
     """A line for each set: the rate at every draft position, of the largest K and first batch."""
-    k = in_order(row.k for row in rows)[-1]
-    shown = [row for row in rows if row.k == k and row.batch == rows[0].batch]
+    k = in_order(row.drafting for row in rows)[-1]
+    shown = [row for row in rows if row.drafting == k and row.batch == rows[0].batch]
     for number, row in enumerate(shown):
         positions = range(1, len(row.per_position) + 1)
         label = f"{row.prompt_set} ({row.mean_acceptance_length:.2f})"

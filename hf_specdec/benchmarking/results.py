@@ -58,6 +58,17 @@ class Disagreement:
 
 
 @dataclass(frozen=True)
+class Drafting:
+    """How a step drafts: K, and the nodes of the tree (0: a chain)."""
+
+    k: NumDraftTokens
+    tree_nodes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.k}, tree of {self.tree_nodes}" if self.tree_nodes else str(self.k)
+
+
+@dataclass(frozen=True)
 class Row:
     """One combination of prompt set, batch size and K.
 
@@ -65,6 +76,7 @@ class Row:
         prompt_set: the set's name.
         batch: rows of a batch.
         k: draft tokens a step, or ``"auto"``.
+        tree_nodes: drafts of the tree that a step verifies; 0: a chain.
         plain_tokens_per_second, speculative_tokens_per_second: medians, the prompt's forward
             included.
         speedup: of the pairs of runs, ratios of tokens per second.
@@ -103,6 +115,12 @@ class Row:
     speculative_peak: int | None
     texts: int
     disagreements: list[Disagreement] = field(default_factory=list)
+    tree_nodes: int = 0
+
+    @property
+    def drafting(self) -> Drafting:
+        """K and the tree."""
+        return Drafting(self.k, self.tree_nodes)
 
     @property
     def near_ties(self) -> int:
@@ -157,6 +175,7 @@ class RowRecord:
     prompt_set: str
     batch: int
     k: NumDraftTokens
+    tree_nodes: int = 0
     plain_seconds: list[float] = field(default_factory=list)
     speculative_seconds: list[float] = field(default_factory=list)
     plain_first: list[float] = field(default_factory=list)
@@ -196,12 +215,15 @@ class RowRecord:
             speculative_peak=_largest(self.speculative_peaks),
             texts=self.texts,
             disagreements=self.disagreements,
+            tree_nodes=self.tree_nodes,
         )
 
 
-def in_order(ks: Iterable[NumDraftTokens]) -> list[NumDraftTokens]:
-    """Each K once, ``"auto"`` behind the numbers."""
-    return sorted(set(ks), key=lambda k: (k == AUTO, k if k != AUTO else 0))
+def in_order(draftings: Iterable[Drafting]) -> list[Drafting]:
+    """Each way of drafting once: chains first, and ``"auto"`` behind the numbers."""
+    return sorted(
+        set(draftings), key=lambda d: (d.tree_nodes, d.k == AUTO, d.k if d.k != AUTO else 0)
+    )
 
 
 def _largest(peaks: Sequence[int | None]) -> int | None:

@@ -91,7 +91,7 @@ def disagreement_lines(rows: Sequence[Row]) -> list[str]:
         first = min(row.disagreements, key=lambda d: (d.near_tie, d.prompt))
         judged = "a near-tie" if first.near_tie else "NOT a near-tie: an error"
         lines.append(
-            f"{row.prompt_set}, batch {row.batch}, K={row.k}: {len(row.disagreements)} of "
+            f"{row.prompt_set}, batch {row.batch}, K={row.drafting}: {len(row.disagreements)} of "
             f"{row.texts} texts part; prompt {first.prompt} behind {first.position} equal tokens "
             f"(gap {first.gap:.3g}, rounding {first.rounding:.2g}, {judged})"
         )
@@ -115,12 +115,12 @@ def environment_line(report: Report) -> str:
 
 def markdown(report: Report) -> str:
     """A table with a line for each set and batch size, and a cell for each K; texts are summed."""
-    ks = in_order(row.k for row in report.rows)
+    ks = in_order(row.drafting for row in report.rows)
     head = ["prompts", "batch", "plain", *(f"K = {k}" for k in ks), "mean acceptance length"]
     head.append("identical / near-tie / wrong")
     lines = [head, ["---"] * len(head)]
     for place in dict.fromkeys((row.prompt_set, row.batch) for row in report.rows):
-        of_k = {row.k: row for row in report.rows if (row.prompt_set, row.batch) == place}
+        of_k = {row.drafting: row for row in report.rows if (row.prompt_set, row.batch) == place}
         rows = [of_k[k] for k in ks]
         name = rows[0].prompt_set.replace("|", "\\|")
         cells = [name, str(rows[0].batch), f"{rows[0].plain_tokens_per_second:.0f} tok/s"]
@@ -143,10 +143,12 @@ def _table(
     """A line for each row: which it is, and what ``cells`` says of it; wrong ones in red."""
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("\nprompts")
-    for name in ("\nbatch", "\nK", *columns):
+    has_trees = any(row.tree_nodes for row in rows)
+    for name in ("\nbatch", "K/\ntree" if has_trees else "\nK", *columns):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        place = (escape(row.prompt_set), str(row.batch), str(row.k))
+        drafting = f"{row.k}/{row.tree_nodes}" if has_trees else str(row.k)
+        place = (escape(row.prompt_set), str(row.batch), drafting)
         table.add_row(*place, *cells(row), style="red" if row.wrong else None)
     return table
 

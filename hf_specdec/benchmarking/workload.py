@@ -13,11 +13,12 @@ from hf_specdec.schedule import BatchSizeSchedule, NumDraftTokens
 
 @dataclass(frozen=True)
 class Workload:
-    """What to measure; every combination of set, batch and K is one row of the result.
+    """What to measure; every combination of set, batch, K and tree is one row of the result.
 
     Attributes:
         prompts: for each set its prompts.
         ks: draft tokens a step, or ``"auto"``.
+        tree_nodes: drafts of a tree, 0 for chains; of K = 0 there are no trees.
         batches: batch sizes.
         max_new_tokens: for each prompt, at least 2.
         repeats: timed runs of each kind for each batch of prompts.
@@ -30,6 +31,7 @@ class Workload:
 
     prompts: Mapping[str, Sequence[str]]
     ks: Sequence[NumDraftTokens]
+    tree_nodes: Sequence[int] = (0,)
     batches: Sequence[int] = (1,)
     max_new_tokens: int = 128
     repeats: int = 2
@@ -38,6 +40,12 @@ class Workload:
     draft_seconds: float = 0.0
     seed: int = 0
     compiles: bool = False
+
+    @property
+    def draftings(self) -> list[tuple[NumDraftTokens, int]]:
+        """Every K with every number of nodes, each pair once."""
+        pairs = ((k, n if k else 0) for n in self.tree_nodes for k in self.ks)
+        return list(dict.fromkeys(pairs))
 
     @property
     def num_timed_groups(self) -> int:

@@ -51,6 +51,7 @@ class BenchSettings:
         pair: target and drafter; the drafter is left out with a synthetic one.
         prompts: for each set its prompts.
         ks: draft tokens a step; empty leaves it to the drafter.
+        tree_nodes: drafts of a tree, 0 for chains; empty leaves it to the config.
         batches, max_new_tokens, repeats, acceptance, draft_seconds, seed: see `Workload`.
         threads: of the CPU; ``None`` leaves it to torch.
         json, plot: files to write.
@@ -60,6 +61,7 @@ class BenchSettings:
     pair: PairSettings
     prompts: Mapping[str, Sequence[str]]
     ks: tuple[NumDraftTokens, ...] = ()
+    tree_nodes: tuple[int, ...] = ()
     batches: tuple[int, ...] = (1,)
     max_new_tokens: int = 128
     repeats: int = 2
@@ -138,6 +140,39 @@ def chosen_draft_tokens(
             )
         return (config.num_speculative_tokens,)
     return tuple(dict.fromkeys(ks))
+
+
+def chosen_tree_nodes(
+    tree_nodes: Sequence[int], pair: PairSettings, acceptance: float | None
+) -> tuple[int, ...]:
+    """Each number of nodes once; those of the config if none is given.
+
+    Args:
+        tree_nodes: of ``--tree-nodes``.
+        pair: with the tree that its config names.
+        acceptance: of a synthetic drafter.
+
+    Raises:
+        typer.BadParameter: trees of a synthetic drafter, two sources of trees, or a given tree.
+    """
+    if acceptance is not None and any(tree_nodes):
+        raise typer.BadParameter("a synthetic drafter drafts chains", param_hint="--tree-nodes")
+    config = pair.speculative_config
+    if config is not None and config.speculative_token_tree is not None:
+        raise typer.BadParameter(
+            "speculative_token_tree can't be measured here: compare trees by their number of "
+            "nodes, with --tree-nodes",
+            param_hint="--speculative-config",
+        )
+    if config is not None and config.num_tree_nodes is not None:
+        if tree_nodes:
+            raise typer.BadParameter(
+                f"num_tree_nodes is {config.num_tree_nodes} in the speculative config already: "
+                "give one of the two",
+                param_hint="--tree-nodes",
+            )
+        return (config.num_tree_nodes,)
+    return tuple(dict.fromkeys(tree_nodes))
 
 
 def check_files(json: Path | None, plot: Path | None) -> None:
@@ -221,6 +256,7 @@ def _prepare(settings: BenchSettings) -> tuple[Pair, Workload]:
     workload = Workload(
         prompts=settings.prompts,
         ks=settings.ks or (default_draft_tokens(pair),),
+        tree_nodes=settings.tree_nodes or (0,),
         batches=settings.batches,
         max_new_tokens=settings.max_new_tokens,
         repeats=settings.repeats,

@@ -41,6 +41,7 @@ class DemoSettings:
     device: str = "auto"
     threads: int | None = None
     num_assistant_tokens: int | None = None
+    tree_nodes: int | None = None
     sample: bool = False
     seed: int = 0
     stream: bool = True
@@ -92,6 +93,8 @@ def speculation_arguments(pair: DemoPair, settings: DemoSettings) -> dict[str, A
     arguments: dict[str, Any] = {"assistant_model": pair.drafter}
     if settings.num_assistant_tokens is not None:
         arguments["num_assistant_tokens"] = settings.num_assistant_tokens
+    if settings.tree_nodes is not None:
+        arguments["num_tree_nodes"] = settings.tree_nodes
     return arguments
 
 

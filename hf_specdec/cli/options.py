@@ -76,6 +76,16 @@ SpecTokens = Annotated[
         rich_help_panel=_SPECULATION,
     ),
 ]
+TreeNodes = Annotated[
+    int | None,
+    typer.Option(
+        "--tree-nodes",
+        metavar="N",
+        min=0,
+        help='Short for "num_tree_nodes": verify a tree of N drafts a step (0: a chain of K).',
+        rich_help_panel=_SPECULATION,
+    ),
+]
 Dtype = Annotated[
     DtypeName, typer.Option(metavar="DTYPE", help="auto, bfloat16, float16 or float32.")
 ]
@@ -143,6 +153,7 @@ def pair_settings(
     device: str = "auto",
     pack_weights: bool = False,
     compiles: bool = False,
+    tree_nodes: int | None = None,
 ) -> PairSettings:
     """Make one config of the JSON and the shortcuts.
 
@@ -158,6 +169,7 @@ def pair_settings(
         "method": ("--spec-method", spec_method),
         "model": ("--spec-model", spec_model),
         "num_speculative_tokens": ("--spec-tokens", spec_tokens),
+        "num_tree_nodes": ("--tree-nodes", tree_nodes),
     }
     for name, (option, value) in shortcuts.items():
         if value is None:

@@ -20,6 +20,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from hf_specdec.config import Method
 from hf_specdec.prompt import Prompt
 from hf_specdec.static_shapes import CompileChoice
+from hf_specdec.tree import TokenTree, TreeShape
 
 Feed = Literal["post_norm", "pre_norm"]
 """Which state of the target a drafter reads: behind its final norm, or before it."""
@@ -49,6 +50,24 @@ class PickToken(Protocol):
         """
 
 
+class NodeLogits(Protocol):
+    """The engine's way to shape the logits of a tree's nodes, whose best children are drafted."""
+
+    def __call__(
+        self, k: int, logits: torch.Tensor, token_ids: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Prepare the logits behind the nodes of depth k.
+
+        Args:
+            k: from 0.
+            logits: ``[n, nodes, V']``.
+            token_ids: int64 ``[V']``, the ids of the columns; ``None`` means 0..V'-1.
+
+        Returns:
+            Logits ``[n, nodes, V'']`` of the first columns, sampling noise added, and their ids.
+        """
+
+
 @dataclass(frozen=True)
 class VerifiedStep:
     """One forward of the target over the active rows, after verification.
@@ -65,6 +84,21 @@ class VerifiedStep:
     hidden_states: torch.Tensor
     num_accepted: torch.Tensor
     host_num_accepted: Sequence[int]
+
+    @classmethod
+    def of_prompt(cls, input_ids: torch.Tensor, hidden_states: torch.Tensor) -> VerifiedStep:
+        """What a drafter that reads the prompt observes first: the tokens that were run.
+
+        Args:
+            input_ids: int64 ``[B, T_ids]``, the prompts.
+            hidden_states: ``[B, T, d]``.
+        """
+        rows, length = hidden_states.shape[:2]
+        # Embeddings have no ids, and of a text continued from a cache only the rest was run.
+        ids = input_ids[:, -length:]
+        ids = torch.nn.functional.pad(ids, (length - ids.shape[1], 0))
+        last = [length - 1] * rows
+        return cls(ids, hidden_states, torch.tensor(last, device=ids.device), last)
 
     def last_states(self) -> torch.Tensor:
         """The state ``[n, d]`` at the last right position of every row."""
@@ -110,6 +144,9 @@ class Drafter(CandidateGenerator, ABC):
     method: ClassVar[Method | None] = None
     """What a `SpeculativeConfig` calls this way of drafting; ``None`` for drafters of your own."""
 
+    drafts_trees: ClassVar[bool] = False
+    """Whether there is a `propose_tree`."""
+
     reads_prompt: ClassVar[bool] = False
     """Whether `observe` is shown the whole prompt, not its last position alone."""
 
@@ -127,6 +164,16 @@ class Drafter(CandidateGenerator, ABC):
     def default_draft_tokens(self) -> int:
         """Tokens to propose where nobody asks for a number."""
         return self.max_draft_tokens
+
+    @property
+    def max_children(self) -> int:
+        """The most children of a node, where `drafts_trees`."""
+        return 0
+
+    @property
+    def max_candidate_nodes(self) -> int:
+        """The most nodes of the tree that the checkpoint describes, where `drafts_trees`."""
+        return 0
 
     def check_config(self, target: PreTrainedModel) -> None:
         """Raise ValueError if the configs alone say so; works before the weights are loaded."""
@@ -185,6 +232,23 @@ class Drafter(CandidateGenerator, ABC):
         Returns:
             int64 ``[n, K]`` ids of the target's vocabulary, fewer columns if ``pick`` was done.
         """
+
+    def propose_tree(
+        self, token_ids: torch.Tensor, depth: int, shape: TreeShape | None, node_logits: NodeLogits
+    ) -> tuple[torch.Tensor, TokenTree]:
+        """Draft a tree; only where `drafts_trees` says so.
+
+        Args:
+            token_ids: int64 ``[n]``, the last token of each row.
+            depth: the most tokens of a draft, at least 1 and at most `max_draft_tokens`.
+            shape: at most that deep; ``None`` leaves it to the drafter's checkpoint.
+            node_logits: to be applied to the logits of every depth before the best are taken.
+
+        Returns:
+            int64 ``[n, N]`` ids of the target's vocabulary, in the order of the tree's nodes, and
+            the tree.
+        """
+        raise NotImplementedError(f"{type(self).__name__} drafts chains only")
 
     @abstractmethod
     def keep_rows(self, order: Sequence[int]) -> None:

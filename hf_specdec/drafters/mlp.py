@@ -13,11 +13,24 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.config import Method
-from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep, check_device
+from hf_specdec.drafters.base import (
+    Drafter,
+    Feed,
+    NodeLogits,
+    PickToken,
+    VerifiedStep,
+    check_device,
+)
 from hf_specdec.drafters.compiled_chain import CompiledChain
+from hf_specdec.drafters.mlp_tree import (
+    draft_candidates,
+    draft_shape,
+    most_candidate_nodes,
+)
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
 from hf_specdec.prompt import Prompt
 from hf_specdec.static_shapes import CompileChoice
+from hf_specdec.tree import TokenTree, TreeShape
 
 # Vocabularies are padded to multiples of up to 256 rows that no tokenizer ever produces.
 _VOCABULARY_PADDING = 256
@@ -32,6 +45,7 @@ class MLPDrafter(Drafter):
     """
 
     method: ClassVar[Method | None] = "mlp_speculator"
+    drafts_trees: ClassVar[bool] = True
 
     def __init__(self, model: PreTrainedModel, feed: Feed = "post_norm"):
         if not isinstance(model, MLPSpeculatorPreTrainedModel) and not _is_remote_copy(model):
@@ -53,6 +67,16 @@ class MLPDrafter(Drafter):
     def max_draft_tokens(self) -> int:
         """One token for each of the speculator's heads."""
         return self.model.config.n_predict
+
+    @property
+    def max_children(self) -> int:
+        """As many as the heads have tokens to choose from."""
+        return self.model.config.head_size
+
+    @property
+    def max_candidate_nodes(self) -> int:
+        """Of ``n_candidates`` chains without a common token."""
+        return most_candidate_nodes(self.model.config)
 
     def check_config(self, target: PreTrainedModel) -> None:
         """Raise ValueError unless width and vocabulary fit the target."""
@@ -123,6 +147,17 @@ class MLPDrafter(Drafter):
         if self._num_target_ids < self.model.config.vocab_size:
             draft_ids = draft_ids.clamp(max=self._num_target_ids - 1)
         return draft_ids
+
+    def propose_tree(
+        self, token_ids: torch.Tensor, depth: int, shape: TreeShape | None, node_logits: NodeLogits
+    ) -> tuple[torch.Tensor, TokenTree]:
+        """Run the stages once for all nodes of a depth; see `Drafter.propose_tree`."""
+        assert self._hidden_states is not None, "observe() comes before propose_tree()"
+        states = self._hidden_states
+        if shape is None:
+            return draft_candidates(self._bound, states, token_ids, depth, node_logits)
+        drafts = draft_shape(self._bound, states, token_ids, shape, node_logits)
+        return drafts, shape.on(drafts.device)
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Reorder the kept states."""

@@ -30,8 +30,8 @@ _HUB_ARGUMENTS = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "token",
 )  # fmt: skip
 _NEEDS_HF_SPECDEC = (
-    "num_speculative_tokens_per_batch_size", "row_seeds", "speculative_config", "verification",
-    "cache", "inputs_embeds",
+    "num_speculative_tokens_per_batch_size", "num_tree_nodes", "row_seeds", "speculative_config",
+    "speculative_token_tree", "verification", "cache", "inputs_embeds",
 )  # fmt: skip
 _NOT_RETURNED = ("output_scores", "output_logits", "output_hidden_states", "output_attentions")
 # Drafters that were loaded, by target: a second call reads nothing.

@@ -157,7 +157,7 @@ def test_each_timed_run_counts_its_own_tokens(pair, monkeypatch) -> None:
     speculative = Calls.speculative
 
     def shorter(self, group, assistant, k, max_new_tokens=None, **extra: Any) -> Any:
-        tokens = max_new_tokens if extra else 4
+        tokens = max_new_tokens if "return_dict_in_generate" in extra else 4
         return speculative(self, group, assistant, k, tokens, **extra)
 
     monkeypatch.setattr(Calls, "speculative", shorter)

@@ -102,6 +102,43 @@ def test_runs_with_a_drafter_are_compiled(pair, tmp_path, monkeypatch) -> None:
     assert json.loads(numbers.read_text())["settings"]["compile"] == "in speculative runs"
 
 
+def test_chains_and_trees_are_compared(pair, tmp_path: Path) -> None:
+    numbers = tmp_path / "bench.json"
+    result = bench(
+        *pair, *QUICK, "--set", "chat", "--k", 0, 2, "--tree-nodes", 0, 5, "--json", numbers,
+        "--plot", tmp_path / "bench.png",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rows = json.loads(numbers.read_text())["rows"]
+    # Without drafts there is no tree.
+    assert [(row["k"], row["tree_nodes"]) for row in rows] == [(0, 0), (2, 0), (2, 5)]
+    assert all(row["identical"] == row["texts"] == 2 for row in rows)
+    assert "2/5" in result.output and "2/0" in result.output
+    # What the drafter does for a tree is its time, not the loop's.
+    assert rows[2]["drafter_step"] > 0.2 * rows[1]["drafter_step"]
+    markdown = bench(*pair, *QUICK, "--set", "chat", "--k", 2, "--tree-nodes", 5, "--markdown")
+    assert markdown.stdout.startswith("| prompts | batch | plain | K = 2, tree of 5 |")
+
+
+def test_trees_of_the_config(pair, tmp_path: Path) -> None:
+    numbers = tmp_path / "bench.json"
+    words = (*pair, *QUICK, "--set", "chat", "--json", numbers, "--speculative-config")
+    result = bench(*words, json.dumps({"num_tree_nodes": 4}))
+    assert result.exit_code == 0, result.output
+    assert [row["tree_nodes"] for row in json.loads(numbers.read_text())["rows"]] == [4]
+    for config, options, said in (
+        ({"num_tree_nodes": 4}, ("--tree-nodes", 2), "num_tree_nodes is 4 in the speculative"),
+        ({"speculative_token_tree": "checkpoint"}, (), "compare trees by their number of nodes"),
+    ):
+        result = bench(*words, json.dumps(config), *options)
+        assert result.exit_code == 2
+        assert said in one_line(result.output)
+    target = pair[0]
+    result = bench(target, "--synthetic-acceptance", 1, "--k", 2, "--tree-nodes", 3)
+    assert result.exit_code == 2
+    assert "a synthetic drafter drafts chains" in one_line(result.output)
+
+
 def test_own_prompts_the_drafters_k_and_markdown(pair, tmp_path: Path) -> None:
     prompts = tmp_path / "mine.txt"
     prompts.write_text("how are you\n\nwhat is this\n")

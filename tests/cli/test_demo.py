@@ -334,7 +334,8 @@ def fake_target(monkeypatch: pytest.MonkeyPatch) -> FakeTarget:
 
 def test_demo_runs_both_ways_and_reports(fake_target: FakeTarget) -> None:
     console = Console(file=io.StringIO(), width=160)
-    results = run_demo(DemoSettings(num_assistant_tokens=2, device="cpu"), console)
+    settings = DemoSettings(num_assistant_tokens=2, tree_nodes=5, device="cpu")
+    results = run_demo(settings, console)
 
     assert [result.prompt for result in results] == list(DEFAULT_PROMPTS)
     assert all(result.identical and result.plain.num_tokens == 5 for result in results)
@@ -344,6 +345,7 @@ def test_demo_runs_both_ways_and_reports(fake_target: FakeTarget) -> None:
     shared = {"max_new_tokens", "do_sample", "return_dict_in_generate"}
     for speculative, plain in zip(measured[::2], measured[1::2], strict=True):
         assert speculative["num_assistant_tokens"] == 2
+        assert speculative["num_tree_nodes"] == 5
         assert "num_assistant_tokens" not in plain
         assert {name: speculative[name] for name in shared} == plain
     output = cast(io.StringIO, console.file).getvalue()

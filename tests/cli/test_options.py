@@ -185,3 +185,10 @@ def test_a_device_that_is_not_there_is_refused(device: str) -> None:
 
 def test_auto_is_a_device_of_this_machine() -> None:
     assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_tree_nodes_are_a_field_of_the_config() -> None:
+    config = pair_settings(DEMO, tree_nodes=6).speculative_config
+    assert config is not None and config.num_tree_nodes == 6
+    with pytest.raises(typer.BadParameter, match="--tree-nodes 6 and .*num_tree_nodes=4"):
+        pair_settings(DEMO, '{"num_tree_nodes": 4}', tree_nodes=6)

@@ -152,9 +152,9 @@ def test_window_layers_hold_window_plus_k_plus_1_slots(family, make_target, make
     caches = []
     begin = RaggedCache.begin
 
-    def watch(self, query_length, prompt=False):
+    def watch(self, query_length, prompt=False, **kwargs):
         caches.append(self)
-        return begin(self, query_length, prompt)
+        return begin(self, query_length, prompt, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RaggedCache, "begin", watch)

@@ -156,6 +156,22 @@ class TestWhatCannotBe:
         assert len(said) == 1
 
 
+def test_trees_are_not_compiled(said, prompts, make_speculator):
+    target, inputs, graphs = small_target(), prompts(2), Graphs()
+    expected = row_by_row(target, inputs, max_new_tokens=9, do_sample=False)
+    tokens = target.generate(
+        **inputs,
+        assistant_model=make_speculator(emb_dim=target.config.hidden_size),
+        num_tree_nodes=4,
+        max_new_tokens=9,
+        do_sample=False,
+        **graphs.arguments,
+    )
+    assert new_tokens(tokens, inputs, [9, 9]) == expected
+    assert not graphs.compiled
+    assert "candidate trees are drafted" in said[0]
+
+
 class TestWidths:
     @staticmethod
     def of(length, lookup=None):

@@ -247,6 +247,22 @@ class TestCalls:
         )
         assert new_tokens(tokens, inputs, [NEW]) == expected
 
+    @pytest.mark.parametrize("batch", [1, 3])
+    def test_beside_trees(self, batch, target, make_speculator, repetitive):
+        inputs = repetitive(batch)
+        expected = row_by_row(target, inputs, max_new_tokens=NEW, do_sample=False)
+        output = target.generate(
+            **inputs,
+            assistant_model=make_speculator(),
+            num_tree_nodes=5,
+            max_new_tokens=NEW,
+            do_sample=False,
+            return_dict_in_generate=True,
+            **LOOKUP,
+        )
+        assert new_tokens(output.sequences, inputs, [NEW] * batch) == expected
+        assert output.speculation.num_tree_nodes > 0
+
     def test_zero_draft_tokens_means_none_of_any_kind(self, target, make_speculator, repetitive):
         output = target.generate(
             **repetitive(1),

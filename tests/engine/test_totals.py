@@ -94,6 +94,7 @@ def test_as_dict_is_json_of_counts_and_rates() -> None:
         "accepted_per_position": [3, 2, 0],
         "num_target_forwards": 5,
         "num_new_tokens": 10,
+        "num_tree_nodes": 0,
         "acceptance_rate": pytest.approx(5 / 12),
         "mean_acceptance_length": 2.25,
     }

@@ -33,6 +33,15 @@ def bench(
             help="Draft tokens a step, or auto (default: the drafter's).",
         ),
     ] = None,
+    tree_nodes: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--tree-nodes",
+            min=0,
+            metavar="N...",
+            help="Trees of N drafts for each K above 0; 0: chains (default).",
+        ),
+    ] = None,
     batch: Annotated[
         list[int] | None, typer.Option(min=1, metavar="B...", help="Batch sizes (default: 1).")
     ] = None,
@@ -115,6 +124,7 @@ def bench(
       hf-specdec bench demo --k 1 2 3 --batch 1 8 --plot bench.png
       hf-specdec bench zai-org/GLM-4.5-Air --spec-method mtp --set code maths
       hf-specdec bench demo --k 0 3 auto --pack-weights
+      hf-specdec bench demo --k 3 --tree-nodes 0 4 8
       hf-specdec bench demo --synthetic-acceptance 0.7 --k 3
     """
     from hf_specdec.cli.bench import (
@@ -122,6 +132,7 @@ def bench(
         check_files,
         chosen_draft_tokens,
         chosen_prompts,
+        chosen_tree_nodes,
         run_bench,
     )
 
@@ -142,6 +153,7 @@ def bench(
     settings = BenchSettings(
         pair=pair,
         prompts=chosen_prompts(set_ or [], prompts, limit),
+        tree_nodes=chosen_tree_nodes(tree_nodes or [], pair, synthetic_acceptance),
         ks=chosen_draft_tokens(k or [], pair, names_drafter, synthetic_acceptance),
         batches=tuple(dict.fromkeys(batch or [1])),
         max_new_tokens=max_new_tokens,

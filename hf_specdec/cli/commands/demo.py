@@ -29,6 +29,9 @@ def demo(
     num_assistant_tokens: Annotated[
         int | None, typer.Option(min=1, help="Draft tokens a step (default: the drafter's).")
     ] = None,
+    tree_nodes: Annotated[
+        int | None, typer.Option(min=0, help="Verify a tree of so many drafts (0: a chain).")
+    ] = None,
     sample: Annotated[
         bool, typer.Option("--sample", help="Sample at temperature 0.7 instead of greedy.")
     ] = False,
@@ -56,6 +59,7 @@ def demo(
         device=device,
         threads=threads,
         num_assistant_tokens=num_assistant_tokens,
+        tree_nodes=tree_nodes,
         sample=sample,
         seed=seed,
         stream=stream,

@@ -73,6 +73,7 @@ def generate(
     spec_method: options.SpecMethod = None,
     spec_model: options.SpecModel = None,
     spec_tokens: options.SpecTokens = None,
+    tree_nodes: options.TreeNodes = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     pack_weights: options.PackWeights = False,
@@ -99,6 +100,7 @@ def generate(
         device,
         pack_weights,
         compiles,
+        tree_nodes,
     )
     speculates = pair.speculative_config is not None
     sampling = sampling_options.sampling(temperature, top_p, top_k, min_p, seed)

@@ -15,6 +15,7 @@ from hf_specdec.cli.options import (
     SpecTokens,
     SpeculativeConfigJson,
     Target,
+    TreeNodes,
     pair_settings,
 )
 
@@ -68,6 +69,7 @@ def serve(
     spec_method: SpecMethod = None,
     spec_model: SpecModel = None,
     spec_tokens: SpecTokens = None,
+    tree_nodes: TreeNodes = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     pack_weights: PackWeights = False,
@@ -105,6 +107,7 @@ def serve(
         device,
         pack_weights,
         compiles,
+        tree_nodes,
     )
     template_kwargs = _json_object(chat_template_kwargs)
     from hf_specdec.cli.serve import ServeSettings, run_serve
