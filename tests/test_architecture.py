@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "noise": set(),
     "kernels": {"noise"},
     "cache": {"cache_layers"},
-    "cache_layers": set(),
+    "cache_layers": {"kernels"},
     "metrics": set(),
     "processors": set(),
     "stopping": set(),
@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "outputs": {"target"},
     "drafting": {"noise", "processors", "verification"},
     "verification": {"noise"},
-    "drafters": {"modeling", "noise", "config", "metrics", "prompt", "cache"},
+    "drafters": {"modeling", "noise", "config", "metrics", "prompt", "cache", "kernels"},
     "registry": {"modeling", "drafters"},
     "decoding": {
         "drafters",

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.config import Method
 from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep, check_device
+from hf_specdec.drafters.mlp_chain import draft_chain
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
 from hf_specdec.prompt import Prompt
 
@@ -103,7 +104,7 @@ class MLPDrafter(Drafter):
         # Ids beyond a vocabulary that one side has padded are never real tokens; they must only
         # not break the look-up in an embedding.
         token_ids = token_ids.clamp(max=self.model.config.vocab_size - 1)
-        draft_ids = self._bound.propose(self._hidden_states, token_ids, num_draft_tokens, pick)
+        draft_ids = draft_chain(self._bound, self._hidden_states, token_ids, num_draft_tokens, pick)
         if self._num_target_ids < self.model.config.vocab_size:
             draft_ids = draft_ids.clamp(max=self._num_target_ids - 1)
         return draft_ids

@@ -89,26 +89,28 @@ def write_ragged(
         new_values = new_values.contiguous()
     value_dim = values.shape[-1]
     block_q = min(_BLOCK_Q, triton.next_power_of_2(length))
-    _write_kernel[(n, heads, triton.cdiv(length, block_q))](
-        keys,
-        values,
-        new_keys,
-        new_values,
-        base,
-        base.stride(0),
-        size,
-        length,
-        *keys.stride()[:3],
-        *values.stride()[:3],
-        *new_keys.stride()[:3],
-        *new_values.stride()[:3],
-        DK=dim,
-        DV=value_dim,
-        DK_BLOCK=triton.next_power_of_2(dim),
-        DV_BLOCK=triton.next_power_of_2(value_dim),
-        BLOCK_Q=block_q,
-        num_warps=_write_warps(block_q, dim),
-    )
+    grid = (n, heads, triton.cdiv(length, block_q))
+    with torch.cuda.device_of(keys):
+        _write_kernel[grid](
+            keys,
+            values,
+            new_keys,
+            new_values,
+            base,
+            base.stride(0),
+            size,
+            length,
+            *keys.stride()[:3],
+            *values.stride()[:3],
+            *new_keys.stride()[:3],
+            *new_values.stride()[:3],
+            DK=dim,
+            DV=value_dim,
+            DK_BLOCK=triton.next_power_of_2(dim),
+            DV_BLOCK=triton.next_power_of_2(value_dim),
+            BLOCK_Q=block_q,
+            num_warps=_write_warps(block_q, dim),
+        )
 
 
 def _write_warps(block_q: int, dim: int) -> int:
@@ -134,8 +136,12 @@ def write_ragged_twin(
         buffer.view(-1, dim).index_copy_(0, places, new.reshape(-1, dim))
 
 
-def write_ragged_agrees(like: torch.Tensor) -> bool:
-    """Whether kernel and twin agree in the dtype and on the device of ``like``."""
+def agrees(like: torch.Tensor) -> bool:
+    """Whether kernels and twins agree in the dtype and on the device of ``like``."""
+    return _writes_agree(like) and _moves_agree(like)
+
+
+def _writes_agree(like: torch.Tensor) -> bool:
     base = torch.tensor([3, 6], device=like.device)
     new = _numbered(2, 2, 3, 24, like=like)
     outcomes = []
@@ -212,23 +218,24 @@ def move_accepted(
     """
     n, depth = path.shape
     dim, value_dim = keys.shape[-1], values.shape[-1]
-    _move_kernel[(n, keys.shape[1])](
-        keys,
-        values,
-        base,
-        path,
-        base.stride(0),
-        *path.stride(),
-        size,
-        depth,
-        *keys.stride()[:3],
-        *values.stride()[:3],
-        DK=dim,
-        DV=value_dim,
-        DK_BLOCK=triton.next_power_of_2(dim),
-        DV_BLOCK=triton.next_power_of_2(value_dim),
-        num_warps=1,  # a head has a few hundred columns, and the rounds follow one another
-    )
+    with torch.cuda.device_of(keys):
+        _move_kernel[(n, keys.shape[1])](
+            keys,
+            values,
+            base,
+            path,
+            base.stride(0),
+            *path.stride(),
+            size,
+            depth,
+            *keys.stride()[:3],
+            *values.stride()[:3],
+            DK=dim,
+            DV=value_dim,
+            DK_BLOCK=triton.next_power_of_2(dim),
+            DV_BLOCK=triton.next_power_of_2(value_dim),
+            num_warps=1,  # a head has a few hundred columns, and the rounds follow one another
+        )
 
 
 def move_accepted_twin(
@@ -247,8 +254,7 @@ def move_accepted_twin(
         buffer[rows, :, targets] = buffer[rows, :, sources]
 
 
-def move_accepted_agrees(like: torch.Tensor) -> bool:
-    """Whether kernel and twin agree in the dtype and on the device of ``like``."""
+def _moves_agree(like: torch.Tensor) -> bool:
     base = torch.tensor([1, 6], device=like.device)
     path = torch.tensor([[0, 2, 3, 6], [1, 2, 4, 5]], device=like.device)
     outcomes = []
