@@ -65,12 +65,13 @@ def missing_tools() -> str | None:
     return None
 
 
-def compile_variant(variant: Variant, architecture: int) -> Resources:
+def compile_variant(variant: Variant, architecture: int, **options: int) -> Resources:
     """Compile and assemble one variant.
 
     Args:
         variant: what to compile.
         architecture: compute capability times ten.
+        **options: of Triton's compiler, besides the number of warps.
 
     Raises:
         RuntimeError: the assembler refused it; Triton's compiler raises errors of its own.
@@ -94,7 +95,7 @@ def compile_variant(variant: Variant, architecture: int) -> Resources:
     compiled = triton.compile(
         source,
         target=GPUTarget("cuda", architecture, 32),
-        options={"num_warps": variant.num_warps},
+        options={"num_warps": variant.num_warps, **options},
     )
     return _assembled(variant.name, compiled.asm["ptx"], compiled.metadata.shared)
 
