@@ -35,12 +35,14 @@ def interpreted() -> bool:
 
 def usable(*tensors: torch.Tensor) -> bool:
     """Whether kernels can run on these tensors: all on one CUDA device, or interpreted on CPU."""
+    device = tensors[0].device
+    if device.type == "cpu" and not interpreted():
+        return False  # first, as it is asked for every layer's keys
     if not installed() or os.environ.get(SWITCH) == "0":
         return False
-    device = tensors[0].device
     if any(t.device != device for t in tensors):
         return False
-    return interpreted() if device.type == "cpu" else device.type == "cuda"
+    return device.type in ("cpu", "cuda")
 
 
 def trusted(name: str, like: torch.Tensor, trial: Callable[[], bool]) -> bool:
