@@ -8,6 +8,7 @@ for logits the head is only asked for its largest.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from torch import nn
 from hf_specdec.drafters.base import PickToken
 from hf_specdec.kernels import runtime
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
-from hf_specdec.modeling.mlp_speculator.network import MLPSpeculatorNetwork
+from hf_specdec.modeling.mlp_speculator.network import MLPSpeculatorNetwork, SpeculatorNorm
 
 
 @torch.no_grad()
@@ -61,12 +62,12 @@ def _stage(
     network: MLPSpeculatorNetwork, k: int, state: torch.Tensor, token_ids: torch.Tensor
 ) -> torch.Tensor:
     """`MLPSpeculatorNetwork.stage`, by a kernel if it fits."""
-    norm = network.ln[k]
+    norm = cast(SpeculatorNorm, network.ln[k])
     tables = network.target_tables
     if tables is not None:
         table, rows = tables.embeddings, None
     elif not network.config.share_target_weights and _is_plain(network.emb[k], nn.Embedding):
-        table, rows = network.emb[k].weight, token_ids.contiguous()
+        table, rows = cast(torch.Tensor, network.emb[k].weight), token_ids.contiguous()
     else:
         return network.stage(k, state, token_ids)
     if not _readable(state, table, norm.weight, norm.bias) or not _trusted("mlp_stage", state):
@@ -87,7 +88,7 @@ def _largest(network: MLPSpeculatorNetwork, k: int, state: torch.Tensor) -> torc
     if tables is not None:
         head = tables.head
     elif not network.config.share_target_weights and _is_plain(network.head[k], nn.Linear):
-        head = network.head[k].weight
+        head = cast(torch.Tensor, network.head[k].weight)
     else:
         return network.head_logits(k, state).max(-1).indices
     if not _readable(state, head) or not _trusted("head_argmax", state):

@@ -109,7 +109,7 @@ def _assembled(name: str, ptx: str, shared: int) -> Resources:
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
-        command = [tool, "-v", f"-arch={target[1]}", file.name, "-o", os.devnull]
+        command = [str(tool), "-v", f"-arch={target[1]}", file.name, "-o", os.devnull]
         result = subprocess.run(command, capture_output=True, text=True)
     report = result.stdout + result.stderr
     if result.returncode:

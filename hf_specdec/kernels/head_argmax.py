@@ -1,9 +1,8 @@
 """The largest logits of a head and where they stand, without writing the logits.
 
-A chain of drafts needs the argmax of ``states @ head.T``, a tree the few largest. Writing all
-logits and reading them again costs little beside the head's own weights, but each stage would wait
-for three launches more. Here a first pass leaves the best of every block of the vocabulary, a
-second picks among those. The head is read once for up to `MOST_ROWS` states.
+A chain of drafts needs the argmax of ``states @ head.T``, a tree the few largest. A first pass over
+the head leaves the best of every block of the vocabulary, a second picks among those. The head is
+read once for up to `MOST_ROWS` states.
 """
 
 from __future__ import annotations

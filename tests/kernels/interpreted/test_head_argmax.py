@@ -20,12 +20,8 @@ def whole_numbers(n, vocabulary, inner, dtype, device):
 def ranked(states, head, k):
     """By value, then by index; in float64, rounded to the dtype at the end as a logit is."""
     logits = (states.double() @ head.double().T).to(states.dtype).double()
-    indices = torch.stack(
-        [
-            torch.tensor(sorted(range(len(row)), key=lambda i, r=row: (-r[i], i))[:k])
-            for row in logits.tolist()
-        ]
-    ).to(states.device)
+    rows = [sorted(range(len(row)), key=lambda i: (-row[i], i))[:k] for row in logits.tolist()]
+    indices = torch.tensor(rows, device=states.device)
     return logits.gather(1, indices).to(states.dtype), indices
 
 

@@ -1,6 +1,7 @@
 """The MLP speculator's stage behind its projection, kernel and twin against float64."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ BOTH = [mlp_stage.finish_stage, mlp_stage.finish_stage_twin]
 SIZES = [1, 7, 24, 100, 576, 3071, 4096, 8192]
 
 
-def operands(inner, dtype, device, rows=3, entries=5, scale=1.0):
+def operands(inner, dtype, device, rows=3, entries=5, scale=1.0) -> tuple[Any, ...]:
     shapes = ((rows, inner), (entries, inner), (inner,), (inner,))
     tensors = [(torch.randn(shape) * scale).to(device, dtype) for shape in shapes]
     ids = torch.tensor([entries - 1, 0, entries - 1][:rows], device=device)
@@ -55,12 +56,14 @@ def test_the_twin_is_the_network(dtype, share, device) -> None:
     for parameter in network.parameters():
         parameter.normal_()
     state, ids = torch.randn(3, 20, device=device).to(dtype), torch.tensor([10, 0, 4]).to(device)
-    norm, table = network.ln[1], network.emb[1].weight
-    arguments = (network.emb_scale, norm.weight, norm.bias)
+    norm: Any = network.ln[1]
+    table: Any = network.emb[1].weight
     projected = network.proj[1](state)
     # With shared tables the embeddings of the rows are given, not looked up.
-    look_up = (table[ids], None) if share else (table, ids)
-    twin = mlp_stage.finish_stage_twin(projected, *look_up, *arguments)
+    look_up: tuple[Any, Any] = (table[ids], None) if share else (table, ids)
+    twin = mlp_stage.finish_stage_twin(
+        projected, *look_up, network.emb_scale, norm.weight, norm.bias
+    )
     assert torch.equal(twin, network.stage(1, state, ids))
 
 
@@ -130,5 +133,7 @@ def test_the_trial_agrees_and_can_disagree(dtype, device, monkeypatch) -> None:
     like = torch.zeros(1, dtype=dtype, device=device)
     assert mlp_stage.agrees(like)
     kernel = mlp_stage.finish_stage
-    monkeypatch.setattr(mlp_stage, "finish_stage", lambda *a: kernel(*a[:3], 3.0, *a[4:]))
+    monkeypatch.setattr(
+        mlp_stage, "finish_stage", lambda p, t, i, _, w, b: kernel(p, t, i, 3.0, w, b)
+    )
     assert not mlp_stage.agrees(like)
