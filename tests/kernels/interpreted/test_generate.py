@@ -108,6 +108,8 @@ def test_every_kind_of_speculator(
     fields, target, make_speculator, prompts, monkeypatch, calls, device
 ) -> None:
     speculator = make_speculator(n_predict=2, **fields)
+    if size := fields.get("draft_vocab_size"):
+        speculator.set_draft_token_ids(torch.arange(63, 63 - size, -1))
     plain, fused = both_ways(
         monkeypatch, target, speculator, prompts(1), device, max_new_tokens=6, do_sample=False
     )
