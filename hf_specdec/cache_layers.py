@@ -9,6 +9,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from hf_specdec.cache_moves import PathMove
+from hf_specdec.kernels import runtime
 
 
 class Owner(Protocol):
@@ -120,8 +121,7 @@ class RaggedLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         write = self._owner.current_write
-        self._write(self.keys, key_states, write)
-        self._write(self.values, value_states, write)
+        self._write_both(key_states, value_states, write)
         if write.first:
             return key_states, value_states
         n = key_states.shape[0]
@@ -146,17 +146,39 @@ class RaggedLayer(CacheLayerMixin):
         start = end - keys.shape[2]
         slots = torch.arange(start, end, device=keys.device).expand(keys.shape[0], -1)
         write = Write(slots, end, start, prompt=True)
-        self._write(self.keys, keys, write)
-        self._write(self.values, values, write)
+        self._write_both(keys, values, write)
 
     def _visible(self, write: Write) -> int:
         return write.end
 
+    def _ring(self, write: Write) -> int | None:
+        """Size of the ring that slots are counted in, ``None`` as long as slot s is at index s."""
+        return None
+
+    def _write_both(self, keys: torch.Tensor, values: torch.Tensor, write: Write) -> None:
+        ring = self._ring(write)
+        slices = ring is None and write.start is not None
+        if slices or not _kernel_fits(self.keys, self.values, keys, values):
+            self._write(self.keys, keys, write)
+            self._write(self.values, values, write)
+            return
+        from hf_specdec.kernels import cache_moves
+
+        slots = write.slots
+        if ring is not None:
+            keys, values, slots = keys[:, :, -ring:], values[:, :, -ring:], slots[:, -ring:]
+        size = ring or self.keys.shape[2]
+        cache_moves.write_ragged(self.keys, self.values, keys, values, slots[:, 0], size)
+
     def _write(self, buffer: torch.Tensor, states: torch.Tensor, write: Write) -> None:
-        if write.start is not None:
+        ring = self._ring(write)
+        if ring is not None:
+            # Only the newest tokens of a long prompt are kept.
+            states = states[:, :, -ring:]
+        elif write.start is not None:
             buffer[: states.shape[0], :, write.start : write.end] = states
-        else:
-            _write_rows(buffer, write.places(buffer.shape[1], buffer.shape[2], None), states)
+            return
+        _write_rows(buffer, write.places(buffer.shape[1], buffer.shape[2], ring), states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys, for the masks that transformers builds for the prompt."""
@@ -182,7 +204,14 @@ class RaggedLayer(CacheLayerMixin):
 
     def move_slots(self, move: PathMove) -> None:
         """Move entries of every row to other slots; each buffer counts modulo its own."""
-        for buffer in self._buffers().values():
+        buffers = self._buffers()
+        if buffers and _kernel_fits(self.keys, self.values, self.keys, self.values):
+            from hf_specdec.kernels import cache_moves
+
+            size = self.keys.shape[2]
+            cache_moves.move_accepted(self.keys, self.values, move.base, move.path, size)
+            del buffers["keys"], buffers["values"]
+        for buffer in buffers.values():
             move.apply(buffer, buffer.shape[2])
 
     def sort_rows(self, index: torch.Tensor, length: int) -> None:
@@ -268,6 +297,9 @@ class RaggedSlidingLayer(RaggedLayer):
     def _visible(self, write: Write) -> int:
         return min(write.end, self.ring_size)
 
+    def _ring(self, write: Write) -> int | None:
+        return self.ring_size if write.end > self.ring_size else None
+
     def first_kept(self, length: int) -> int:
         """See `RaggedLayer.first_kept`: window - 1 tokens before it are visible."""
         return max(0, length - self.sliding_window + 1)
@@ -290,13 +322,26 @@ class RaggedSlidingLayer(RaggedLayer):
         super().update(key_states, value_states, *args, **kwargs)
         return torch.cat([keys, key_states], dim=2), torch.cat([values, value_states], dim=2)
 
-    def _write(self, buffer: torch.Tensor, states: torch.Tensor, write: Write) -> None:
-        if write.end <= self.ring_size:
-            super()._write(buffer, states, write)
-            return
-        # Only the newest ring_size tokens of a long prompt are kept.
-        places = write.places(buffer.shape[1], buffer.shape[2], self.ring_size)
-        _write_rows(buffer, places, states[:, :, -self.ring_size :])
+
+def _kernel_fits(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    new_keys: torch.Tensor,
+    new_values: torch.Tensor,
+) -> bool:
+    """Whether one launch can write both."""
+    if not runtime.usable(keys, new_keys) or keys.shape[:3] != values.shape[:3]:
+        return False
+    if not keys.dtype == new_keys.dtype == values.dtype == new_values.dtype:
+        return False
+
+    def trial() -> bool:
+        # Here, so that a Triton that can't be imported costs a warning and no more.
+        from hf_specdec.kernels import cache_moves
+
+        return cache_moves.agrees(keys)
+
+    return runtime.trusted("cache_moves", keys, trial)
 
 
 def _write_rows(buffer: torch.Tensor, places: torch.Tensor, states: torch.Tensor) -> None:

@@ -30,6 +30,7 @@ from hf_specdec.static_shapes import (
     state_of,
 )
 from hf_specdec.target import RaggedTarget, TargetOutput
+from hf_specdec.tree import TokenTree
 
 # Slots of the smallest buffers.
 _LEAST_SLOTS = 128
@@ -96,8 +97,9 @@ class StaticTarget(RaggedTarget):
         self._write_numbers()
         return output
 
-    def verify(self, tokens: torch.Tensor) -> TargetOutput:
-        """See `TargetRunner.verify`."""
+    def verify(self, tokens: torch.Tensor, tree: TokenTree | None = None) -> TargetOutput:
+        """See `TargetRunner.verify`; calls that draft trees don't get this runner."""
+        assert tree is None
         if self._is_over:
             # Rows are back that left the batch long ago; once, that isn't worth a function.
             return super().verify(tokens)

@@ -22,6 +22,7 @@ from hf_specdec.drafters.base import (
     check_device,
 )
 from hf_specdec.drafters.compiled_chain import CompiledChain
+from hf_specdec.drafters.mlp_chain import draft_chain
 from hf_specdec.drafters.mlp_tree import (
     draft_candidates,
     draft_shape,
@@ -143,7 +144,9 @@ class MLPDrafter(Drafter):
             # Its first tokens are those of a shorter chain.
             draft_ids = self._compiled(self._hidden_states, token_ids)[:, :num_draft_tokens]
         else:
-            draft_ids = self._bound.propose(self._hidden_states, token_ids, num_draft_tokens, pick)
+            draft_ids = draft_chain(
+                self._bound, self._hidden_states, token_ids, num_draft_tokens, pick
+            )
         if self._num_target_ids < self.model.config.vocab_size:
             draft_ids = draft_ids.clamp(max=self._num_target_ids - 1)
         return draft_ids

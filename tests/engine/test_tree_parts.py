@@ -1,5 +1,7 @@
 """What trees are made of: how they are asked for, chosen, drafted, verified and moved."""
 
+import math
+
 import pytest
 import torch
 from tree_drafters import trained_speculator
@@ -200,7 +202,7 @@ class TestDrafting:
         model = trained_speculator()
         hidden, tokens = torch.randn(3, 32), torch.tensor([5, 9, 30])
         top_k = model.config.top_k_tokens_per_head[:depth]
-        count = min(4, torch.tensor(top_k).prod().item())
+        count = min(4, math.prod(top_k))
         chains = model.propose_candidates(hidden, tokens, top_k, count)
         drafts, tree = draft_candidates(model, hidden, tokens, depth, as_they_are)
         expected, expected_tree = merge_chains(chains)

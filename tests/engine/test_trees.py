@@ -67,7 +67,8 @@ class TestGreedy:
         inputs = {name: tensor[:batch] for name, tensor in known_prompts().items()}
         expected = greedy(target, inputs, 40)
         stats = []
-        for how in ({}, tree):
+        chain: dict[str, Any] = {}
+        for how in (chain, tree):
             output = speculate(target, inputs, trained_speculator(), 40, do_sample=False, **how)
             assert new_tokens(output.sequences, inputs, [40] * batch) == expected
             stats.append(output.speculation)

@@ -1,5 +1,6 @@
 """Trees on more targets, and everything that a call returns besides its tokens."""
 
+from functools import partial
 from typing import Any
 
 import mtp_checkpoints
@@ -52,7 +53,7 @@ TARGETS = {
     "gemma4": lambda: gemma4_target("E2B"),
     "gemma3n": lambda: gemma4_target("3n"),
     **{
-        name: lambda name=name: mtp_checkpoints.load(name)
+        name: partial(mtp_checkpoints.load, name)
         for name in ("deepseek_v32", "longcat_flash", "mimo_v2_flash", "exaone4_5")
     },
 }

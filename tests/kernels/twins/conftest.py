@@ -1,7 +1,7 @@
 """Each test of this folder runs on the plain torch function and on its kernel.
 
 Without a GPU the kernels run in Triton's interpreter, which a process has for all kernels or for
-none: `tests/kernels/test_interpreter.py` runs this folder again in a process that has it.
+none: `tests/kernels/test_interpreted.py` runs this folder again in a process that has it.
 """
 
 import pytest
@@ -14,7 +14,7 @@ from hf_specdec.kernels import runtime
 @pytest.fixture(params=["plain", "kernel"])
 def implementation(request: pytest.FixtureRequest) -> str:
     if request.param == "kernel" and not runtime.usable(torch.zeros(1, device=DEVICE)):
-        pytest.skip("needs a GPU or TRITON_INTERPRET=1: see test_interpreter.py")
+        pytest.skip("needs a GPU or TRITON_INTERPRET=1: see test_interpreted.py")
     return request.param
 
 

@@ -15,7 +15,7 @@ from hf_specdec.kernels import runtime
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "_verdicts", {})
     if not runtime.usable(torch.zeros(1, device=DEVICE)):
-        pytest.skip("needs a GPU or TRITON_INTERPRET=1: see test_interpreter.py")
+        pytest.skip("needs a GPU or TRITON_INTERPRET=1: see test_interpreted.py")
 
 
 @pytest.fixture
