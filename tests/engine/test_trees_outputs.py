@@ -1,5 +1,6 @@
 """Trees on more targets, and everything that a call returns besides its tokens."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_all_outputs_equal_those_of_plain_generate(
 
 
 # Layers that share keys, windows beside full attention, keys of an indexer, two caches a layer.
-TARGETS = {
+TARGETS: dict[str, Callable[[], Any]] = {
     "gemma4": lambda: gemma4_target("E2B"),
     "gemma3n": lambda: gemma4_target("3n"),
     **{
