@@ -38,7 +38,7 @@ SpecMethod = Annotated[
     typer.Option(
         "--spec-method",
         metavar="NAME",
-        help='Short for "method": mtp or mlp_speculator.',
+        help='Short for "method": mtp, ngram or mlp_speculator.',
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -82,7 +82,7 @@ TreeNodes = Annotated[
         "--tree-nodes",
         metavar="N",
         min=0,
-        help='Short for "num_tree_nodes": verify a tree of N drafts a step (0: a chain of K).',
+        help='Short for "num_tree_nodes": trees of N drafts (0: chains).',
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -105,7 +105,7 @@ Compile = Annotated[
     bool,
     typer.Option(
         "--compile",
-        help="Compile the steps of speculation for fixed shapes; the first ones take minutes.",
+        help="Compile the steps; the first ones take minutes.",
         rich_help_panel=_SPECULATION,
     ),
 ]
