@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ class Calls:
         max_new_tokens: for each row.
         schedule: K by the rows still active.
         compiles: calls with a drafter run with static shapes, compiled.
+        lookup: what the speculative config says about prompt lookup.
     """
 
     def __init__(
@@ -44,11 +46,13 @@ class Calls:
         max_new_tokens: int,
         schedule: BatchSizeSchedule | None,
         compiles: bool = False,
+        lookup: Mapping[str, int] | None = None,
     ):
         self.target = target
         self.device: torch.device = target.device
         self.max_new_tokens = max_new_tokens
         self._schedule = schedule
+        self._lookup = dict(lookup or {})
         self._compiled: dict[str, Any] = {}
         if compiles:
             self._compiled = {"cache_implementation": "static", "compile_config": CompileConfig()}
@@ -82,6 +86,7 @@ class Calls:
             num_assistant_tokens=k,
             num_tree_nodes=tree_nodes,
             num_speculative_tokens_per_batch_size=self._schedule,
+            speculative_config=self._lookup,
             **self._compiled,
             **extra,
         )

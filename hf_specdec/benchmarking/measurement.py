@@ -93,7 +93,11 @@ class _PairedRuns:
         self._pair = pair
         self._workload = workload
         self._calls = Calls(
-            pair.target, workload.max_new_tokens, workload.schedule, workload.compiles
+            pair.target,
+            workload.max_new_tokens,
+            workload.schedule,
+            workload.compiles,
+            workload.lookup,
         )
         self._memory = PeakMemory(self._calls.device)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class Workload:
         draft_seconds: what a synthetic drafter spends on each token.
         seed: of a synthetic drafter.
         compiles: runs with a drafter have static shapes, compiled.
+        lookup: what the speculative config says about prompt lookup.
     """
 
     prompts: Mapping[str, Sequence[str]]
@@ -40,6 +41,7 @@ class Workload:
     draft_seconds: float = 0.0
     seed: int = 0
     compiles: bool = False
+    lookup: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def draftings(self) -> list[tuple[NumDraftTokens, int]]:

@@ -37,6 +37,7 @@ from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY
 from hf_specdec.cli.options import DEMO, PairSettings
 from hf_specdec.cli.pairs import load_pair
 from hf_specdec.cli.prompt_files import read_prompts
+from hf_specdec.config import SpeculativeConfig
 from hf_specdec.integration import ATTACHED
 from hf_specdec.schedule import NumDraftTokens
 
@@ -265,8 +266,16 @@ def _prepare(settings: BenchSettings) -> tuple[Pair, Workload]:
         draft_seconds=settings.draft_seconds,
         seed=settings.seed,
         compiles=settings.pair.compiles,
+        lookup=_lookup(attachment and attachment.config),
     )
     return pair, workload
+
+
+def _lookup(config: SpeculativeConfig | None) -> dict[str, int]:
+    """What a config says about prompt lookup."""
+    names = ("prompt_lookup_num_tokens", "prompt_lookup_max", "prompt_lookup_min")
+    values = {name: getattr(config, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _describe(settings: BenchSettings, workload: Workload) -> dict[str, Any]:
@@ -282,6 +291,7 @@ def _describe(settings: BenchSettings, workload: Workload) -> dict[str, Any]:
         # The demo's drafter by name: where this package is installed is nobody's business.
         is_demo = config.model == str(DRAFTER_DIRECTORY)
         described["drafter"] = DEMO if is_demo else config.model or config.method or "mtp"
+    described.update(workload.lookup)
     if workload.schedule is not None:
         described["num_speculative_tokens_per_batch_size"] = [list(s) for s in workload.schedule]
     if settings.pair.pack_weights:

@@ -86,6 +86,16 @@ TreeNodes = Annotated[
         rich_help_panel=_SPECULATION,
     ),
 ]
+Lookup = Annotated[
+    int | None,
+    typer.Option(
+        "--prompt-lookup",
+        metavar="N",
+        min=1,
+        help="Look N tokens up in the text first, where it repeats itself.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
 Dtype = Annotated[
     DtypeName, typer.Option(metavar="DTYPE", help="auto, bfloat16, float16 or float32.")
 ]
@@ -154,6 +164,7 @@ def pair_settings(
     pack_weights: bool = False,
     compiles: bool = False,
     tree_nodes: int | None = None,
+    lookup: int | None = None,
 ) -> PairSettings:
     """Make one config of the JSON and the shortcuts.
 
@@ -170,6 +181,7 @@ def pair_settings(
         "model": ("--spec-model", spec_model),
         "num_speculative_tokens": ("--spec-tokens", spec_tokens),
         "num_tree_nodes": ("--tree-nodes", tree_nodes),
+        "prompt_lookup_num_tokens": ("--prompt-lookup", lookup),
     }
     for name, (option, value) in shortcuts.items():
         if value is None:

@@ -120,6 +120,22 @@ def test_chains_and_trees_are_compared(pair, tmp_path: Path) -> None:
     assert markdown.stdout.startswith("| prompts | batch | plain | K = 2, tree of 5 |")
 
 
+def test_lookups_are_measured_with_the_drafter(pair, tmp_path: Path) -> None:
+    rows = []
+    for name, options in (("without", ()), ("with", ("--prompt-lookup", 6))):
+        numbers = tmp_path / f"{name}.json"
+        result = bench(*pair, *QUICK, "--set", "chat", "--k", 2, *options, "--json", numbers)
+        assert result.exit_code == 0, result.output
+        report = json.loads(numbers.read_text())
+        assert report["settings"].get("prompt_lookup_num_tokens") == (6 if options else None)
+        assert all(row["identical"] == row["texts"] for row in report["rows"])
+        rows += report["rows"]
+    # The tiny target repeats itself.
+    assert len(rows[1]["per_position"]) > len(rows[0]["per_position"])
+    result = bench(pair[0], "--synthetic-acceptance", 1, "--k", 2, "--prompt-lookup", 6)
+    assert result.exit_code == 2
+
+
 def test_trees_of_the_config(pair, tmp_path: Path) -> None:
     numbers = tmp_path / "bench.json"
     words = (*pair, *QUICK, "--set", "chat", "--json", numbers, "--speculative-config")

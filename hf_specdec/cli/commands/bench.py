@@ -10,6 +10,7 @@ from hf_specdec.cli.options import (
     Compile,
     Device,
     Dtype,
+    Lookup,
     PackWeights,
     SpecMethod,
     SpecModel,
@@ -42,6 +43,7 @@ def bench(
             help="Trees of N drafts for each K above 0; 0: chains (default).",
         ),
     ] = None,
+    lookup: Lookup = None,
     batch: Annotated[
         list[int] | None, typer.Option(min=1, metavar="B...", help="Batch sizes (default: 1).")
     ] = None,
@@ -125,6 +127,7 @@ def bench(
       hf-specdec bench zai-org/GLM-4.5-Air --spec-method mtp --set code maths
       hf-specdec bench demo --k 0 3 auto --pack-weights
       hf-specdec bench demo --k 3 --tree-nodes 0 4 8
+      hf-specdec bench demo --k 3 --prompt-lookup 8
       hf-specdec bench demo --synthetic-acceptance 0.7 --k 3
     """
     from hf_specdec.cli.bench import (
@@ -146,8 +149,9 @@ def bench(
         device,
         pack_weights,
         compiles,
+        lookup=lookup,
     )
-    options = (speculative_config, spec_method, spec_model, spec_tokens)
+    options = (speculative_config, spec_method, spec_model, spec_tokens, lookup)
     names_drafter = any(option is not None for option in options)
     check_files(json, plot)
     settings = BenchSettings(

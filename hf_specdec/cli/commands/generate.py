@@ -74,6 +74,7 @@ def generate(
     spec_model: options.SpecModel = None,
     spec_tokens: options.SpecTokens = None,
     tree_nodes: options.TreeNodes = None,
+    lookup: options.Lookup = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     pack_weights: options.PackWeights = False,
@@ -101,6 +102,7 @@ def generate(
         pack_weights,
         compiles,
         tree_nodes,
+        lookup,
     )
     speculates = pair.speculative_config is not None
     sampling = sampling_options.sampling(temperature, top_p, top_k, min_p, seed)

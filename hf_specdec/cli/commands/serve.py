@@ -9,6 +9,7 @@ from hf_specdec.cli.options import (
     Compile,
     Device,
     Dtype,
+    Lookup,
     PackWeights,
     SpecMethod,
     SpecModel,
@@ -70,6 +71,7 @@ def serve(
     spec_model: SpecModel = None,
     spec_tokens: SpecTokens = None,
     tree_nodes: TreeNodes = None,
+    lookup: Lookup = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     pack_weights: PackWeights = False,
@@ -108,6 +110,7 @@ def serve(
         pack_weights,
         compiles,
         tree_nodes,
+        lookup,
     )
     template_kwargs = _json_object(chat_template_kwargs)
     from hf_specdec.cli.serve import ServeSettings, run_serve
