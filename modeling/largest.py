@@ -31,21 +31,32 @@ def index_of_largest(values: Tensor) -> Tensor:
     if values.device.type != "cpu" or values.numel() < _SMALLEST or size < 2 * _BLOCK:
         # max: torch's argmax of half precision is slower still, with the same tie rule.
         return values.max(dim=-1).indices
-    whole = size // _BLOCK * _BLOCK
-    largest = _largest_of(values[..., :whole].unflatten(-1, (-1, _BLOCK)))
-    if whole < size:
-        largest = torch.cat([largest, _largest_of(values[..., None, whole:])], dim=-1)
+    largest = _of_halves(values) if values.dtype in _HALVES else _in_blocks(values, "amax")
     block = largest.max(dim=-1, keepdim=True).indices
     index = (block * _BLOCK + torch.arange(_BLOCK)).clamp_(max=size - 1)
     return block[..., 0] * _BLOCK + values.gather(-1, index).max(dim=-1).indices
 
 
-def _largest_of(blocks: Tensor) -> Tensor:
-    """The largest value along the last dimension, without its index."""
-    if blocks.dtype not in _HALVES:
-        return blocks.amax(dim=-1)
-    # Half precision is converted value by value before it is compared; integers aren't, and the
-    # bits of positive numbers are in the numbers' order, those of negative ones in the reverse.
-    bits = blocks.view(torch.int16)
-    highest = bits.amax(dim=-1)
-    return torch.where(highest >= 0, highest, bits.amin(dim=-1)).view(blocks.dtype)
+def _in_blocks(values: Tensor, reduction: str) -> Tensor:
+    """``amax`` or ``amin`` of every block along the last dimension."""
+    size = values.shape[-1]
+    whole = size // _BLOCK * _BLOCK
+    blocks = getattr(values[..., :whole].unflatten(-1, (-1, _BLOCK)), reduction)(dim=-1)
+    if whole == size:
+        return blocks
+    rest = getattr(values[..., whole:], reduction)(dim=-1, keepdim=True)
+    return torch.cat([blocks, rest], dim=-1)
+
+
+def _of_halves(values: Tensor) -> Tensor:
+    """The largest value of every block; of one without the row's largest perhaps another value.
+
+    Half precision is converted value by value before it is compared; integers aren't, and the bits
+    of positive numbers are in the numbers' order, those of negative ones in the reverse.
+    """
+    bits = values.view(torch.int16)
+    highest = _in_blocks(bits, "amax")
+    if not bool((highest.amax(dim=-1) > 0).all()):
+        # A row without a positive number: its blocks' largest are those with the lowest bits.
+        highest = torch.where(highest >= 0, highest, _in_blocks(bits, "amin"))
+    return highest.view(values.dtype)
