@@ -305,7 +305,7 @@ def draw(rows, path):
         axis.invert_yaxis()
         axis.margins(x=0.12)
         axis.set_title(name, loc="left", fontsize="medium")
-    axes[-1].set_xlabel("times as fast as plain generate (blue: hf_specdec, orange: transformers)")
+    axes[-1].set_xlabel("speed-up (blue: hf_specdec, orange: transformers)")
     figure.savefig(path, dpi=150)
 
 
