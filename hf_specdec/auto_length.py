@@ -2,13 +2,10 @@
 
 A step that drafts K tokens brings 1 + a_1 + a_1 a_2 + ... + a_1..a_K tokens, where a_k is the
 share of drafts accepted at position k among those that reached it, and takes as long as is
-measured. The K with the most tokens a second is used; 0, plain decoding, is one of the choices. Now
-and then another K is tried, because texts change and because a drafter that isn't asked can't show
-that it is right.
-
-Where trees are asked for, a step with the tree is one more choice: what it brings is counted apart,
-as more drafts are accepted at each depth, and until it was timed it counts as long as a chain of as
-many tokens.
+measured. A batch is over when its slowest row is, so that of the drafts' gain only the slowest
+row's share counts. The K with the most tokens a second is used; 0, plain decoding, is one of the
+choices. Now and then another K is tried, because texts change and because a drafter that isn't
+asked can't show that it is right.
 """
 
 from __future__ import annotations
@@ -36,6 +33,9 @@ _DECAY = 0.95
 _SHORTEST_WAIT, _LONGEST_WAIT = 16, 128
 # Gain a change of K must promise, so that noise doesn't decide.
 _MARGIN = 1.02
+# Steps after which a row's share of accepted drafts is taken for its own, and not for chance; and
+# the slowest row's share before anything is known about rows.
+_LONG, _SLOWEST = 64, 0.8
 
 
 @dataclass
@@ -72,6 +72,23 @@ class Measurements:
         self._reached: tuple[list[float], list[float]] = ([], [])
         self._accepted: tuple[list[float], list[float]] = ([], [])
         self.chosen: dict[int, int] = {}
+        self._slowest: dict[int, float] = {}
+
+    def record_rows(self, size: int, accepted: Sequence[int], steps: int) -> None:
+        """Learn how far the slowest row of a batch falls behind.
+
+        Args:
+            size: of the batch.
+            accepted: drafts of each active row in this call.
+            steps: that drafted.
+        """
+        mean = sum(accepted) / len(accepted)
+        if len(accepted) == 1 or mean == 0:
+            return
+        # By chance alone rows differ, the less so the longer they are.
+        behind = (1 - min(accepted) / mean) * min(1.0, steps / _LONG) ** 0.5
+        before = self._slowest.get(size, _SLOWEST)
+        self._slowest[size] = _DECAY * before + (1 - _DECAY) * (1 - behind)
 
     def record(
         self, size: int, choice: int, accepted: Sequence[int], seconds: float, depth: int = 0
@@ -143,8 +160,11 @@ class Measurements:
         return max(start + slope * (num_draft_tokens - low), 1e-9)
 
     def rate(self, size: int, num_draft_tokens: int) -> float:
-        """Tokens a second of a row."""
-        return self.tokens(num_draft_tokens) / self.seconds(size, num_draft_tokens)
+        """Tokens a second of the slowest row."""
+        # Sizes are counted in powers of two; 1 is one row.
+        share = self._slowest.get(size, _SLOWEST) if size > 1 else 1.0
+        tokens = 1.0 + share * (self.tokens(num_draft_tokens) - 1.0)
+        return tokens / self.seconds(size, num_draft_tokens)
 
 
 @dataclass
@@ -165,6 +185,9 @@ class AutoDraftLength(DraftLength):
         super().__post_init__()
         self._began = 0.0
         self._size = 0
+        # By row, drafts accepted in this call; and the steps that drafted.
+        self._of_rows: dict[int, int] = {}
+        self._steps = 0
 
     @property
     def limit(self) -> int:
@@ -188,7 +211,9 @@ class AutoDraftLength(DraftLength):
         self._began = self.clock()
         return most if self.drafts_tree else self.current
 
-    def update(self, num_draft_tokens: int, accepted: Sequence[int]) -> None:
+    def update(
+        self, num_draft_tokens: int, accepted: Sequence[int], rows: Sequence[int] | None = None
+    ) -> None:
         """Learn from a step: how many drafts each row accepted of those that `next` asked for.
 
         ``num_draft_tokens`` may be fewer, where a drafter was not sure enough to go on. What was
@@ -197,6 +222,13 @@ class AutoDraftLength(DraftLength):
         elapsed = self.clock() - self._began
         with self.measurements.lock:
             self.measurements.record(self._size, self.current, accepted, elapsed, num_draft_tokens)
+            if self.current:
+                rows = range(len(accepted)) if rows is None else rows
+                for row, count in zip(rows, accepted, strict=True):
+                    self._of_rows[row] = self._of_rows.get(row, 0) + count
+                self._steps += 1
+                active = [self._of_rows[row] for row in rows]
+                self.measurements.record_rows(self._size, active, self._steps)
 
     def _choose(self, allowed: Sequence[int]) -> int:
         measured, size = self.measurements, self._size

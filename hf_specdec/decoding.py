@@ -302,7 +302,7 @@ class SpeculativeDecoder:
         accepted = [min(n, m - 1) for n, m in zip(host_num_new, host_num_emitted, strict=True)]
         self._stats.record_step(self._host_rows, accepted, num_draft_tokens)
         if drafted_by == "drafter":
-            self._draft_length.update(num_draft_tokens, accepted)
+            self._draft_length.update(num_draft_tokens, accepted, self._host_rows)
         if self._lookup is not None:
             if drafted_by != "nobody":
                 self._lookup.learn(accepted, looked_up=drafted_by == "lookup")

@@ -64,8 +64,16 @@ class DraftLength:
                 allowed = k
         return min(most, allowed)
 
-    def update(self, num_draft_tokens: int, accepted: Sequence[int]) -> None:
-        """Learn from a step: K, and how many drafts each row accepted."""
+    def update(
+        self, num_draft_tokens: int, accepted: Sequence[int], rows: Sequence[int] | None = None
+    ) -> None:
+        """Learn from a step.
+
+        Args:
+            num_draft_tokens: K.
+            accepted: drafts of each active row.
+            rows: their indices in the whole batch; 0, 1, ... if not given.
+        """
         if self.schedule == "constant" or num_draft_tokens == 0:
             return
         complete = sum(n == num_draft_tokens for n in accepted)

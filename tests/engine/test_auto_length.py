@@ -251,3 +251,44 @@ def test_another_word_is_refused(target, make_speculator, prompts):
         )
     with pytest.raises(ValueError, match="num_speculative_tokens='automatic' must be an integer"):
         SpeculativeConfig(num_speculative_tokens="automatic")  # type: ignore[arg-type]
+
+
+class TestSlowestRow:
+    """A batch is over when its slowest row is."""
+
+    @staticmethod
+    def chosen(rates, cost):
+        """K of the last hundred of many steps over rows with rates of their own."""
+        machine = Machine(0.0, cost)
+        used = []
+        for _ in range(400):
+            k = machine.length.next(len(rates), most=99)
+            accepted = []
+            for rate in rates:
+                machine.rate = rate
+                accepted.append(machine._accept(k))
+            machine.now += cost(len(rates), k)
+            machine.length.update(k, accepted)
+            used.append(k)
+        return used[-100:]
+
+    @staticmethod
+    def cost(rows, k):
+        return 1 + 0.25 * k
+
+    def test_drafts_that_one_row_never_accepts_are_not_worth_it(self):
+        # On average a row accepts 0.45 of a draft, for a quarter of a step.
+        used = self.chosen([0.6, 0.6, 0.6, 0.0], self.cost)
+        assert used.count(0) > 80
+
+    def test_rows_that_are_alike_gain_alike(self):
+        used = self.chosen([0.45] * 4, self.cost)
+        assert used.count(0) < 20
+
+    def test_a_single_row_has_no_slowest(self):
+        measurements = Measurements()
+        measurements.record_rows(1, [5], 10)
+        for _ in range(2):
+            measurements.record(1, 0, [0], 1.0)
+            measurements.record(1, 1, [1], 1.0)
+        assert measurements.rate(1, 1) == pytest.approx(2.0)
