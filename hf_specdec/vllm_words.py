@@ -55,7 +55,8 @@ FIELDS = {
     "draft_lm_head_quantization": _LOADED,
     "code_revision": "no remote code is run; revision chooses the weights",
     "max_model_len": _TO_THE_END,
-    "enforce_eager": "nothing is compiled here; leave it out",
+    "enforce_eager": "nothing is compiled unless cache_implementation='static' asks for it; leave "
+    "it out",
     "moe_backend": _KERNELS,
     "attention_backend": "load the drafter or target with attn_implementation=... instead",
     "kv_cache_dtype": _KERNELS,

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from hf_specdec.cache_moves import move_accepted as move_accepted_twin
 from hf_specdec.kernels.variants import Variant
 
 # Query positions that one program writes.
@@ -236,22 +237,6 @@ def move_accepted(
             DV_BLOCK=triton.next_power_of_2(value_dim),
             num_warps=1,  # a head has a few hundred columns, and the rounds follow one another
         )
-
-
-def move_accepted_twin(
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    base: torch.Tensor,
-    path: torch.Tensor,
-    size: int,
-) -> None:
-    """`move_accepted` in plain torch."""
-    n, depth = path.shape
-    rows = torch.arange(n, device=path.device)[:, None]
-    sources = (base[:, None] + path) % size
-    targets = (base[:, None] + torch.arange(depth, device=path.device)) % size
-    for buffer in (keys, values):
-        buffer[rows, :, targets] = buffer[rows, :, sources]
 
 
 def _moves_agree(like: torch.Tensor) -> bool:
