@@ -34,6 +34,7 @@ from hf_specdec.cache_layers import (
     RaggedIndexedLayer,
     RaggedLayer,
     RaggedSlidingLayer,
+    SharedState,
     Write,
 )
 from hf_specdec.cache_moves import PathMove
@@ -68,8 +69,7 @@ class RaggedCache(Cache):
         hidden: torch.Tensor | None = None,
         retain: bool = False,
     ):
-        self.num_slots = num_slots
-        self.max_query_length = max_query_length
+        self._shared = SharedState(num_slots, max_query_length, [0] * len(padding))
         self.padding = padding
         self.offsets = padding if offsets is None else offsets
         self.hidden = hidden
@@ -78,13 +78,11 @@ class RaggedCache(Cache):
         self._row_of = list(range(len(padding)))
         self._all_padding, self._all_hidden = padding, hidden
         self.lengths = torch.zeros_like(padding)
-        self._host_lengths = [0] * len(padding)
         self._windows = {
             layer_type: window
             for layer_type, window in zip(layer_types, layer_windows, strict=True)
             if layer_type is not None
         }
-        self.current_write: Write
         self._tree: TokenTree | None = None
         self.ragged_layers = [
             self._new_layer(window, layer_type)
@@ -94,15 +92,34 @@ class RaggedCache(Cache):
 
     def _new_layer(self, window: int | None, layer_type: str | None) -> RaggedLayer:
         if layer_type is None:
-            return RaggedEmptyLayer(self)
+            return RaggedEmptyLayer(self._shared)
         if layer_type == "indexed_attention":
-            return RaggedIndexedLayer(self)
-        return RaggedLayer(self) if window is None else RaggedSlidingLayer(self, window)
+            return RaggedIndexedLayer(self._shared)
+        return (
+            RaggedLayer(self._shared)
+            if window is None
+            else RaggedSlidingLayer(self._shared, window)
+        )
 
     @property
     def host_length(self) -> int:
         """Length of the longest row."""
-        return max(self._host_lengths, default=0)
+        return self._shared.host_length
+
+    @property
+    def num_slots(self) -> int:
+        """Of the buffers of layers that keep everything."""
+        return self._shared.num_slots
+
+    @property
+    def max_query_length(self) -> int:
+        """The most tokens of a forward behind the prompt."""
+        return self._shared.max_query_length
+
+    @property
+    def current_write(self) -> Write:
+        """Where the tokens of the forward under way go."""
+        return self._shared.current_write
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -113,7 +130,7 @@ class RaggedCache(Cache):
     @property
     def num_rows(self) -> int:
         """Rows that are still in the batch."""
-        return len(self._host_lengths)
+        return len(self._shared.host_lengths)
 
     def begin(
         self, query_length: int, prompt: bool = False, tree: TokenTree | None = None
@@ -128,15 +145,15 @@ class RaggedCache(Cache):
         Returns:
             int64 ``[n, Q]``, the position ids of these tokens (padding not counted, never below 0).
         """
-        longest, shortest = self.host_length, min(self._host_lengths)
+        longest, shortest = self.host_length, min(self._shared.host_lengths)
         end = longest + query_length
         if end > self.num_slots:
-            self.num_slots = max(2 * self.num_slots, end)
+            self._shared.num_slots = max(2 * self.num_slots, end)
             for layer in self.ragged_layers:
                 layer.grow()
         device = self.lengths.device
         slots = self.lengths[:, None] + torch.arange(query_length, device=device)
-        self.current_write = Write(
+        self._shared.current_write = Write(
             slots=slots,
             end=end,
             start=longest if longest == shortest else None,
@@ -264,8 +281,8 @@ class RaggedCache(Cache):
             host_num_tokens: the same numbers on the host, so that nothing here waits for a device.
         """
         self.lengths = self.lengths + num_tokens
-        self._host_lengths = [
-            a + b for a, b in zip(self._host_lengths, host_num_tokens, strict=True)
+        self._shared.host_lengths = [
+            a + b for a, b in zip(self._shared.host_lengths, host_num_tokens, strict=True)
         ]
 
     def restart_rows(self, rows: Sequence[int], length: int) -> None:
@@ -278,7 +295,7 @@ class RaggedCache(Cache):
         Raises:
             ValueError: a row is shorter than that, or a layer's ring no longer has its beginning.
         """
-        if rows and length > min(self._host_lengths[i] for i in rows):
+        if rows and length > min(self._shared.host_lengths[i] for i in rows):
             raise ValueError(f"length={length} is more than the shortest of rows {list(rows)} has")
         if length and any(window is not None for window in self._windows.values()):
             raise ValueError(
@@ -287,7 +304,7 @@ class RaggedCache(Cache):
             )
         self.lengths[torch.tensor(rows, device=self.lengths.device, dtype=torch.long)] = length
         for i in rows:
-            self._host_lengths[i] = length
+            self._shared.host_lengths[i] = length
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Drop rows. Row i of the smaller batch is the present row ``order[i]``.
@@ -308,7 +325,7 @@ class RaggedCache(Cache):
         self.offsets = self.offsets[index]
         if self.hidden is not None:
             self.hidden = self.hidden[index]
-        self._host_lengths = [self._host_lengths[i] for i in order]
+        self._shared.host_lengths = [self._shared.host_lengths[i] for i in order]
 
     def load(self, states: Sequence[tuple[torch.Tensor, torch.Tensor] | None], length: int) -> None:
         """Begin with keys and values computed elsewhere.
@@ -319,7 +336,7 @@ class RaggedCache(Cache):
             length: tokens of every row.
         """
         if length + self.max_query_length > self.num_slots:
-            self.num_slots = length + self.max_query_length
+            self._shared.num_slots = length + self.max_query_length
         for layer, pair in zip(self.ragged_layers, states, strict=True):
             if pair is not None:
                 layer.load(*pair, end=length)
@@ -339,8 +356,8 @@ class RaggedCache(Cache):
             for layer in self.ragged_layers:
                 layer.sort_rows(index, max(host_lengths))
             self._row_of = sorted(self._row_of)
-        self._host_lengths = list(host_lengths)
-        self.lengths = torch.tensor(self._host_lengths, device=self.lengths.device)
+        self._shared.host_lengths = list(host_lengths)
+        self.lengths = torch.tensor(self._shared.host_lengths, device=self.lengths.device)
         self.padding, self.offsets, self.hidden = self._all_padding, offsets, self._all_hidden
 
     def unload(self) -> tuple[list[tuple[torch.Tensor, torch.Tensor] | None], int]:

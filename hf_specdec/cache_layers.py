@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
@@ -12,16 +11,29 @@ from hf_specdec.cache_moves import PathMove
 from hf_specdec.kernels import runtime
 
 
-class Owner(Protocol):
-    """What a layer asks the cache it belongs to."""
+@dataclass
+class SharedState:
+    """What the layers of a cache know of it.
+
+    They don't know the cache itself: each would keep the other alive in a circle, and a call's keys
+    and values would stay until the garbage collector comes by.
+
+    Attributes:
+        num_slots: of layers that keep everything.
+        max_query_length: the most tokens of a forward behind the prompt.
+        host_lengths: of the rows that are still in the batch.
+        current_write: of the forward under way.
+    """
 
     num_slots: int
     max_query_length: int
-    current_write: Write
+    host_lengths: list[int]
+    current_write: Write = field(init=False)
 
     @property
     def host_length(self) -> int:
         """Length of the longest row."""
+        return max(self.host_lengths, default=0)
 
 
 @dataclass
@@ -75,9 +87,9 @@ class RaggedLayer(CacheLayerMixin):
     keys: torch.Tensor
     values: torch.Tensor
 
-    def __init__(self, owner: Owner):
+    def __init__(self, shared: SharedState):
         super().__init__()
-        self._owner = owner
+        self._shared = shared
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate zeroed buffers in the shape, dtype and device of the first states."""
@@ -87,7 +99,7 @@ class RaggedLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def _num_slots(self) -> int:
-        return self._owner.num_slots
+        return self._shared.num_slots
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         """What is allocated so far, by attribute."""
@@ -99,7 +111,7 @@ class RaggedLayer(CacheLayerMixin):
         return states.new_zeros(batch, heads, self._num_slots(), dim)
 
     def grow(self) -> None:
-        """Move to larger buffers once the owner has more slots than they hold."""
+        """Move to larger buffers once the cache has more slots than they hold."""
         for name, old in self._buffers().items():
             if old.shape[2] < self._num_slots():
                 new = self._allocate(old)
@@ -120,7 +132,7 @@ class RaggedLayer(CacheLayerMixin):
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        write = self._owner.current_write
+        write = self._shared.current_write
         self._write_both(key_states, value_states, write)
         if write.first:
             return key_states, value_states
@@ -182,13 +194,13 @@ class RaggedLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys, for the masks that transformers builds for the prompt."""
-        length = self._owner.host_length
+        length = self._shared.host_length
         first = self.first_kept(length)
         return length - first + query_length, first
 
     def get_seq_length(self) -> int:
         """Tokens in the longest row, padding included."""
-        return self._owner.host_length
+        return self._shared.host_length
 
     def get_max_length(self) -> int:
         """No maximum: the buffers grow."""
@@ -237,8 +249,8 @@ class RaggedIndexedLayer(RaggedLayer):
     DeepSeek-V3.2 and GLM-5 (arXiv 2512.02556, section 2). The masks say what may be chosen.
     """
 
-    def __init__(self, owner: Owner):
-        super().__init__(owner)
+    def __init__(self, shared: SharedState):
+        super().__init__(shared)
         # [B, 1, slots, dim]: as keys with one head, so that everything is done as for keys.
         self._index_buffer: torch.Tensor | None = None
 
@@ -260,7 +272,7 @@ class RaggedIndexedLayer(RaggedLayer):
         states = states[:, None]
         if self._index_buffer is None:
             self._index_buffer = self._allocate(states)
-        write = self._owner.current_write
+        write = self._shared.current_write
         self._write(self._index_buffer, states, write)
         if write.first:
             return states[:, 0]
@@ -282,17 +294,17 @@ class RaggedSlidingLayer(RaggedLayer):
 
     is_sliding = True
 
-    def __init__(self, owner: Owner, sliding_window: int):
-        super().__init__(owner)
+    def __init__(self, shared: SharedState, sliding_window: int):
+        super().__init__(shared)
         self.sliding_window = sliding_window
 
     @property
     def ring_size(self) -> int:
         """Slots that are ever in use."""
-        return self.sliding_window + self._owner.max_query_length
+        return self.sliding_window + self._shared.max_query_length
 
     def _num_slots(self) -> int:
-        return min(self._owner.num_slots, self.ring_size)
+        return min(self._shared.num_slots, self.ring_size)
 
     def _visible(self, write: Write) -> int:
         return min(write.end, self.ring_size)
@@ -313,7 +325,7 @@ class RaggedSlidingLayer(RaggedLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `RaggedLayer.update`; a prompt that goes on reads the window before it, in order."""
-        write = self._owner.current_write
+        write = self._shared.current_write
         if write.first or not write.prompt:
             return super().update(key_states, value_states, *args, **kwargs)
         assert write.start is not None

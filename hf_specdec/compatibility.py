@@ -293,12 +293,16 @@ def check_streamer(streamer: Any, num_rows: int) -> None:
         )
 
 
-def row_seeds(value: Any, num_rows: int, device: torch.device) -> torch.Tensor:
+def row_seeds(value: Any, num_rows: int, device: torch.device, do_sample: bool) -> torch.Tensor:
     """The seeds of the sampling noise, int64 ``[B]``: given, or drawn from torch's generator.
+
+    Greedy calls draw none: like plain ones they leave the generator where it is.
 
     Raises:
         ValueError: not one integer for every row.
     """
+    if value is None and not do_sample:
+        return torch.zeros(num_rows, dtype=torch.long, device=device)
     if value is None:
         return torch.randint(2**62, (num_rows,)).to(device)
     try:

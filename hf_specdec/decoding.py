@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 
 from hf_specdec.cache import compact_order
 from hf_specdec.decoding_settings import Decoded, DecodingSettings
-from hf_specdec.drafters.base import Drafter, VerifiedStep
+from hf_specdec.drafters.base import Drafter, VerifiedStep, started
 from hf_specdec.drafting import DraftPicker
 from hf_specdec.metrics import StatsRecorder
 from hf_specdec.outputs import OutputCollector
@@ -104,9 +104,12 @@ class SpeculativeDecoder:
             model_kwargs: what ``generate`` prepared for the first forward.
             cache: where to put keys and values for the caller, if they are wanted.
         """
-        self._drafter.start(self._target.model, self._prompt, self._draft_length.limit)
-        self._drafter.share_cache(self._target.cache)
-        with self._target.capture(self._drafter.feed, self._drafter.reads_prompt):
+        drafter, target = self._drafter, self._target
+        most = self._draft_length.limit
+        with (
+            started(drafter, target.model, target.cache, self._prompt, most),
+            target.capture(drafter.feed, drafter.reads_prompt),
+        ):
             self._prefill(model_kwargs)
             while self._host_rows:
                 self._step()

@@ -289,10 +289,11 @@ def _settings(
 ) -> DecodingSettings:
     """What the loop is asked for."""
     eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
+    do_sample = bool(generation_config.do_sample)
     return DecodingSettings(
         draft_length=options["draft_length"],
-        do_sample=bool(generation_config.do_sample),
-        row_seeds=compatibility.row_seeds(options["row_seeds"], num_rows, device),
+        do_sample=do_sample,
+        row_seeds=compatibility.row_seeds(options["row_seeds"], num_rows, device, do_sample),
         rejection=options["verification"] == "rejection",
         eos_token_ids=eos.to(device) if eos is not None else None,
         pad_token_id=int(pad) if pad is not None else 0,

@@ -20,7 +20,12 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from hf_specdec.cache import RaggedCache
-from hf_specdec.cache_layers import RaggedEmptyLayer, RaggedLayer, RaggedSlidingLayer
+from hf_specdec.cache_layers import (
+    RaggedEmptyLayer,
+    RaggedLayer,
+    RaggedSlidingLayer,
+    SharedState,
+)
 from hf_specdec.static_shapes import Workspace
 
 
@@ -48,10 +53,10 @@ class WorkspaceCache(RaggedCache):
         number = self._num_made
         self._num_made += 1
         if layer_type is None:
-            return RaggedEmptyLayer(self)
+            return RaggedEmptyLayer(self._shared)
         if window is None:
-            return _Layer(self, self._workspace, number)
-        return _SlidingLayer(self, self._workspace, number, window)
+            return _Layer(self._shared, self._workspace, number)
+        return _SlidingLayer(self._shared, self._workspace, number, window)
 
     @property
     def windows(self) -> dict[str, int | None]:
@@ -61,7 +66,7 @@ class WorkspaceCache(RaggedCache):
     @property
     def host_lengths(self) -> list[int]:
         """Length of each row that is still in the batch."""
-        return self._host_lengths
+        return self._shared.host_lengths
 
     def unload(self) -> tuple[list[tuple[torch.Tensor, torch.Tensor] | None], int]:
         """See `RaggedCache.unload`; copies, as the buffers serve the next call."""
@@ -98,14 +103,14 @@ class _InWorkspace(RaggedLayer):
 
 
 class _Layer(_InWorkspace):
-    def __init__(self, owner: WorkspaceCache, workspace: Workspace, number: int):
-        super().__init__(owner)
+    def __init__(self, shared: SharedState, workspace: Workspace, number: int):
+        super().__init__(shared)
         self._workspace, self.number = workspace, number
 
 
 class _SlidingLayer(_InWorkspace, RaggedSlidingLayer):
-    def __init__(self, owner: WorkspaceCache, workspace: Workspace, number: int, window: int):
-        RaggedSlidingLayer.__init__(self, owner, window)
+    def __init__(self, shared: SharedState, workspace: Workspace, number: int, window: int):
+        RaggedSlidingLayer.__init__(self, shared, window)
         self._workspace, self.number = workspace, number
 
 

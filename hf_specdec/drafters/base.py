@@ -8,7 +8,8 @@ is also a transformers ``CandidateGenerator``, so that it works in transformers'
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -254,6 +255,13 @@ class Drafter(CandidateGenerator, ABC):
     def keep_rows(self, order: Sequence[int]) -> None:
         """Reorder the state: row i becomes the present row ``order[i]``."""
 
+    def finish(self) -> None:
+        """Let go of a call's states and keys; it is over, or has failed.
+
+        A drafter may live long after it, attached or in a caller's variable. Called after every
+        `start` that was called, also one that raised.
+        """
+
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
         """transformers' contract: the row followed by its draft, and no logits (``None``).
 
@@ -280,3 +288,24 @@ class Drafter(CandidateGenerator, ABC):
         return torch.cat([input_ids, draft], dim=1), None
 
     _first_proposal = True
+
+
+@contextmanager
+def started(
+    drafter: Drafter, target: PreTrainedModel, cache: Cache, prompt: Prompt, num_draft_tokens: int
+) -> Iterator[None]:
+    """Let a drafter draft inside the block; behind it nothing of the call is left in it.
+
+    Args:
+        drafter: see `Drafter.start`, as for the other arguments.
+        target: the model to draft for.
+        cache: the target's keys and values.
+        prompt: where the prompt's tokens stand.
+        num_draft_tokens: the most that will be asked for.
+    """
+    try:
+        drafter.start(target, prompt, num_draft_tokens)
+        drafter.share_cache(cache)
+        yield
+    finally:
+        drafter.finish()

@@ -72,7 +72,7 @@ class CompiledChain:
     def _borrow(self, rows: int) -> Workspace:
         state = state_of(self._bound) if self._choice.graphs else None
         workspace = self._shapes.borrow("chain", rows, state)
-        # A call has no end that a drafter is told of; it is dropped, or starts another.
+        # The drafter lets go of this object at the end of a call, however that ends.
         weakref.finalize(self, self._shapes.give_back, workspace).atexit = False
         return workspace
 

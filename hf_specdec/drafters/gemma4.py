@@ -183,6 +183,11 @@ class Gemma4Drafter(Drafter):
         index = torch.tensor(order, device=self._hidden_states.device)
         self._hidden_states = self._hidden_states[index]
 
+    def finish(self) -> None:
+        """Let go of the target, its keys and the states."""
+        self._cache, self._context, self._hidden_states = None, None, None
+        self._embeddings = None
+
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
         """See `Drafter.get_candidates`."""
         if not kwargs.get("is_first_iteration"):

@@ -168,6 +168,11 @@ class MLPDrafter(Drafter):
         index = torch.tensor(order, device=self._hidden_states.device)
         self._hidden_states = self._hidden_states[index]
 
+    def finish(self) -> None:
+        """Let go of the states, the buffers of compiled steps, and the target's weights."""
+        self._hidden_states = self._compiled = self._choice = None
+        self._bound = self.model
+
 
 def _is_remote_copy(model: PreTrainedModel) -> bool:
     """Whether a model's class is our own, loaded from a repository before hf_specdec was imported.

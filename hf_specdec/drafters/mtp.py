@@ -229,6 +229,10 @@ class MTPDrafter(Drafter):
                 [self._step.host_num_accepted[i] for i in order],
             )
 
+    def finish(self) -> None:
+        """Let go of the modules' keys and of the prompt."""
+        self._cache, self._step, self._prompt, self._tail = None, None, None, None
+
     def _new_cache(self, step: VerifiedStep) -> RaggedCache:
         """A cache for the prompt that the first step brings, from the first slot it has run."""
         rows, length = step.input_ids.shape

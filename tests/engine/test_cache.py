@@ -114,7 +114,7 @@ def test_no_buffer_is_copied_between_steps(target, prompts, monkeypatch):
 
     def watch(self, key_states, value_states, *args, **kwargs):
         keys, values = update(self, key_states, value_states, *args, **kwargs)
-        if not self._owner.current_write.first:
+        if not self._shared.current_write.first:
             assert keys.data_ptr() == self.keys.data_ptr(), "attention reads a copy"
             assert values.data_ptr() == self.values.data_ptr(), "attention reads a copy"
         buffers.append((self.keys.data_ptr(), self.values.data_ptr()))
