@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -137,9 +137,10 @@ class Pair:
 
         Under a seed it is transformers' greedy loop over logits with the seed's noise.
         """
-        endless = replace(settings, ends=False)
-        key = prompt, endless, seed if settings.temperature else 0
+        # No objects: the collector doesn't track such a key either.
+        key = prompt, *astuple(settings)[:3], seed if settings.temperature else 0
         if key not in self._texts:
+            endless = replace(settings, ends=False)
             said = self.say(self.prompts[prompt], LONGEST_TEXT, endless, seed)
             self._texts[key] = tuple(said)
         text = list(self._texts[key][:length])

@@ -63,7 +63,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """For a file."""
-        values = asdict(self)
+        values = {**vars(self), "kinds": dict(self.kinds), "outcome": asdict(self.outcome)}
         return {**values, "growth_mib_per_hour": self.growth()}
 
 

@@ -34,6 +34,8 @@ _SEAMS = (
     "_get_candidate_generator",
     "_assisted_decoding",
 )
+# Counts of objects from which growth can be told.
+_FEWEST = 6
 # Of hf_specdec's types those that live longer than a call on purpose: what a drafter has shown,
 # shapes of trees, buffers of static shapes, what is attached.
 KEPT = frozenset(
@@ -125,7 +127,8 @@ def live_types() -> Counter[str]:
 
 def live_tensors() -> tuple[int, int]:
     """Tensors, and the bytes of their storages."""
-    tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+    # Not the ones of torch's compiler, which have no memory.
+    tensors = [o for o in gc.get_objects() if type(o) in (torch.Tensor, torch.nn.Parameter)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         storages = {
@@ -201,7 +204,7 @@ class TypeCounts:
     """How many objects of each type there were at a few times, evenly spread over the run."""
 
     # More would themselves be what grows.
-    _MOST = 8
+    _MOST = 10
 
     def __init__(self) -> None:
         self._counts: list[Counter[str]] = []
@@ -226,11 +229,12 @@ class TypeCounts:
             least: new objects in that half that count as growth.
 
         Returns:
-            By type how many more; of the types of objects that the collector knows.
+            By type how many more; nothing as long as too little was counted to tell growth from
+            what comes once and stays.
         """
-        half = self._counts[len(self._counts) // 2 - 1 :] if len(self._counts) > 3 else []
-        if len(half) < 3:
+        if len(self._counts) < _FEWEST:
             return {}
+        half = self._counts[len(self._counts) // 2 - 1 :]
         return {
             name: count - half[0][name]
             for name, count in half[-1].most_common()

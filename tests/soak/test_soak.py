@@ -1,0 +1,81 @@
+"""Mixed calls with exceptions thrown in leave nothing behind, and say what plain generation says.
+
+Short here; ``pytest -m exhaustive tests/soak`` for an hour, and ``benchmarks/soak.py`` with figures.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hf_specdec
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+# Left to the long runs: torch's compiler alone takes longer to import than all of this.
+WITHOUT = {"static shapes": 0.0}
+SEED = 9
+
+
+@pytest.fixture(scope="module")
+def soak_run() -> Iterator[Any]:
+    """The module of the soak."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        before = set(sys.modules)
+        import soak_run  # type: ignore[import-not-found]
+
+        yield soak_run
+        for name in set(sys.modules) - before:
+            if name.startswith("soak_") or name == "random_models":
+                del sys.modules[name]
+    hf_specdec.enable()
+
+
+def judge(report: Any) -> None:
+    assert report.failures == []
+    assert report.most_leaked_hooks == 0
+    assert report.outcome.unequal == 0
+    assert report.grown == {}
+
+
+def test_a_few_dozen_calls(soak_run: Any) -> None:
+    soak = soak_run.Soak(SEED, ["llama", "mimo"], WITHOUT)
+    report = soak.run(lambda report: report.calls == 60)
+    judge(report)
+    # It did what it says.
+    assert report.calls == 60
+    assert report.outcome.injected >= 5
+    assert report.outcome.accepted >= 50
+    assert {"a call", "a failing call", "a chat", "rejection"} <= set(report.kinds)
+
+
+def test_the_last_tensors_of_a_call_go_with_it(soak_run: Any) -> None:
+    soak = soak_run.Soak(SEED, ["llama", "mimo"], {**WITHOUT, "models of its own": 0.0})
+    soak.run(lambda report: report.calls == 12)
+    soak_run.STRIDE, stride = 1, soak_run.STRIDE
+    try:
+        report = soak.run(lambda report: report.calls == 32, first=12)
+    finally:
+        soak_run.STRIDE = stride
+    judge(report)
+
+
+def test_a_call_follows_from_its_seed_and_number(soak_run: Any) -> None:
+    counts = []
+    for _ in range(2):
+        soak = soak_run.Soak(SEED, ["llama"], WITHOUT)
+        for number in (7, 8, 9):
+            soak.call(number)
+        outcome = soak.report.outcome
+        counts.append((soak.report.kinds, outcome.tokens, outcome.injected))
+    assert counts[0] == counts[1]
+    assert counts[0][1] > 0
+
+
+@pytest.mark.exhaustive
+def test_an_hour(soak_run: Any) -> None:
+    report = soak_run.Soak(SEED).run(lambda report: report.seconds > 3600)
+    judge(report)
+    assert report.growth() is None or report.growth() < 16
