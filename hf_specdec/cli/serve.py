@@ -11,6 +11,9 @@ from typing import Any
 
 from hf_specdec.cli.options import PairSettings
 
+UNKNOWN_POSITIONS = 131_072
+"""Tokens of the longest text of a model whose config names no limit: memory has one, and a request
+for a billion tokens is to be refused before anything is allocated for it."""
 _NEEDED = ("fastapi", "uvicorn", "openai", "pydantic", "jinja2")
 
 
@@ -130,8 +133,8 @@ def make_server(target: Any, tokenizer: Any, settings: ServeSettings) -> Any:
     )
 
 
-def _positions(target: Any, max_model_len: int | None) -> int | None:
-    """Tokens of the longest text.
+def _positions(target: Any, max_model_len: int | None) -> int:
+    """Tokens of the longest text; `UNKNOWN_POSITIONS` where neither setting nor config says.
 
     Raises:
         ValueError: more are asked for than the model has positions.
@@ -139,7 +142,7 @@ def _positions(target: Any, max_model_len: int | None) -> int | None:
     config = target.config.get_text_config(decoder=True)
     own = getattr(config, "max_position_embeddings", None)
     if max_model_len is None or own is None:
-        return max_model_len or own
+        return max_model_len or own or UNKNOWN_POSITIONS
     if max_model_len > own:
         raise ValueError(f"--max-model-len {max_model_len}: the model has {own} positions")
     return max_model_len

@@ -32,7 +32,9 @@ class ChatHandler(SpeculativeHandler):
         request = parse(ChatRequest, body)
         self.served.check_name(request.model)
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
-        prompt_ids = self.encode_messages(messages, request.tools, request.chat_template_kwargs)
+        prompt_ids = await self.encode_messages(
+            messages, request.tools, request.chat_template_kwargs
+        )
         asked, param = request.max_completion_tokens, "max_completion_tokens"
         if asked is None:
             asked, param = request.max_tokens, "max_tokens"

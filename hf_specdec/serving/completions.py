@@ -28,7 +28,7 @@ class CompletionHandler(SpeculativeHandler):
         """
         request = parse(CompletionRequest, body)
         self.served.check_name(request.model)
-        prompts = self._prompts(request)
+        prompts = await self._prompts(request)
         wanted = [
             RowRequest(
                 ids,
@@ -56,12 +56,14 @@ class CompletionHandler(SpeculativeHandler):
         ]
         return JSONResponse({**head, "choices": choices, "usage": counts()})
 
-    def _prompts(self, request: CompletionRequest) -> list[list[int]]:
+    async def _prompts(self, request: CompletionRequest) -> list[list[int]]:
         """The prompts' token ids; ``prompt`` may be a text, ids, or a list of either."""
         prompt: Any = request.prompt
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
             prompt = [prompt]
-        encoded = [self.served.encode(p) if isinstance(p, str) else list(p) for p in prompt]
+        encoded = await self.served.beside(
+            lambda: [self.served.encode(p) if isinstance(p, str) else list(p) for p in prompt]
+        )
         for ids in encoded or [[]]:
             self.served.check_prompt(ids, "prompt")
         return encoded

@@ -208,7 +208,7 @@ class SpeculativeHandler(BaseHandler):
         job.submit()
         return job
 
-    def encode_messages(
+    async def encode_messages(
         self,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
@@ -220,7 +220,7 @@ class SpeculativeHandler(BaseHandler):
             inputs = self.get_processor_inputs_from_messages(messages, Modality.LLM)
         except (KeyError, TypeError, ValueError) as error:
             raise ApiError(400, f"messages: {type(error).__name__}: {error}", "messages") from None
-        token_ids = self.served.encode_chat(inputs, tools, kwargs)
+        token_ids = await self.served.beside(lambda: self.served.encode_chat(inputs, tools, kwargs))
         self.served.check_prompt(token_ids, "messages")
         return token_ids
 

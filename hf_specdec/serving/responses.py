@@ -34,7 +34,9 @@ class ResponsesHandler(SpeculativeHandler, ResponseHandler):
         request = parse(ResponsesRequest, body)
         self.served.check_name(request.model)
         tools = self._normalize_tools(request.tools)
-        prompt_ids = self.encode_messages(self._messages(body), tools, request.chat_template_kwargs)
+        prompt_ids = await self.encode_messages(
+            self._messages(body), tools, request.chat_template_kwargs
+        )
         limit = self.served.max_new_tokens(
             request.max_output_tokens, len(prompt_ids), "max_output_tokens"
         )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
 from hf_specdec.serving.api_errors import ApiError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,10 @@ class ServedModel:
     max_positions: int | None = None
     default_max_tokens: int = 1024
     created: int = field(default_factory=lambda: int(time.time()))
+    # One thread: not every tokenizer can be used by two at a time.
+    _tokenizing: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, "tokenizer"), init=False, repr=False
+    )
 
     @property
     def vocab_size(self) -> int:
@@ -43,7 +52,16 @@ class ServedModel:
         return [{**entry, "owned_by": "hf-specdec", "max_model_len": self.max_positions}]
 
     def shutdown(self) -> None:
-        """Called by transformers' application at its end; there is nothing to unload."""
+        """Called by transformers' application at its end: the tokenizer's thread ends."""
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """Tokenize in the tokenizer's thread: a long prompt must not keep all clients waiting.
+
+        Args:
+            work: calls `encode` or `encode_chat`.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
 
     def check_name(self, name: str | None) -> None:
         """Raise ApiError, 404, unless a request means this model."""

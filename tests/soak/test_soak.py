@@ -1,6 +1,6 @@
 """Mixed calls with exceptions thrown in leave nothing behind, and say what plain generation says.
 
-Short here; ``pytest -m exhaustive tests/soak`` for an hour, and ``benchmarks/soak.py`` with figures.
+Short here; an hour of it with ``pytest -m exhaustive``, or ``benchmarks/soak.py``, with figures.
 """
 
 import sys
