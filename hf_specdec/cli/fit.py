@@ -6,7 +6,6 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import cached_file
 
@@ -92,9 +91,7 @@ def _tokenizer(name: str, **options: Any) -> Any:
 
 def _config_check(config: Any, target_config: Any) -> Check:
     """The drafter's own check of configs, that `generate` makes, too."""
-    family = FAMILIES[config.model_type]
-    with torch.device("meta"):
-        drafter = family.drafter_class(family.model_class(config))
+    drafter = FAMILIES[config.model_type].without_weights(config)
     architecture = (target_config.architectures or [target_config.model_type])[0]
     # All that the check looks at: no weights, and for large targets no minutes.
     stand_in: Any = type(architecture, (), {})()
