@@ -95,8 +95,10 @@ def check_sizes(config: Any) -> None:
         ValueError: naming the field.
     """
     for part in (config, config.get_text_config(decoder=True)):
+        # Not by attribute: of layers that differ, configs refuse to give one size for all.
+        fields = vars(part)
         for name, largest in _LARGEST.items():
-            value = getattr(part, name, None)
+            value = fields.get(name)
             if value is None:
                 continue
             is_size = isinstance(value, int) and not isinstance(value, bool)

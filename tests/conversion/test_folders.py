@@ -53,8 +53,8 @@ def test_weights_that_are_not_read_are_said(save, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("config.json", "{", "config.json' can't be read as JSON"),
-        ("config.json", "[]", "config.json' holds a list, no object"),
+        ("config.json", "{", "config.json can't be read as JSON"),
+        ("config.json", "[]", "config.json holds a list, it must be"),
         ("model.safetensors.index.json", "{}", "has no weight_map"),
     ],
 )
