@@ -2,9 +2,9 @@
 
 A drafter's tokens are checked by the target, so whatever it proposes the text is right; but it may
 be anybody's code, and an id that no vocabulary has, or a tensor of another shape, would fail in the
-middle of a forward. What costs nothing to look at (type, shape, dtype, device) is an error; ids
-outside the vocabulary, which the host can't see without waiting for the device, are drafts that are
-never accepted.
+middle of a forward. What costs nothing to look at (type, shape, dtype, device) is an error. Ids
+outside the vocabulary, which the host can't see without waiting for the device, count as the
+nearest id there is: a draft like any other, that is right where the target chooses it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Proposals:
             return draft_ids, probs
         known = draft_ids.clamp(0, self._vocabulary - 1)
         if probs is not None:
-            # Without a probability it is never accepted, and the target's own row counts.
+            # It wasn't sampled from these: never accepted, the target's own row counts.
             probs = probs.masked_fill((known != draft_ids)[..., None], torch.nan)
         return known, probs
 

@@ -151,15 +151,19 @@ def read_pickle(file: Path) -> dict[str, StoredTensor]:
     }
 
 
-def load_pickle(file: Path) -> dict[Any, Any]:
-    """The dict in a ``.bin`` file, memory-mapped where it can be.
+def load_pickle(file: Path, mmap: bool = True) -> dict[Any, Any]:
+    """The dict in a ``.bin`` file.
+
+    Args:
+        file: it.
+        mmap: leave the tensors in the file where its format allows that.
 
     Raises:
         ValueError: it holds something else, code above all, or can't be read.
     """
     try:
         try:
-            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
         except RuntimeError as error:
             # Files of before torch 1.6 can't be mapped.
             if "mmap" not in str(error):
