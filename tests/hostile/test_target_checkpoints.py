@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 import hf_specdec
 from hf_specdec.modeling.mtp import load_mtp
-from hf_specdec.registry import MTP_MODEL_TYPES
 
 SOME_DAMAGES = ("cut in the data", "a key twice", "overlapping", "an unknown dtype", "empty")
 SOME_INDEXES = ("another folder", "an absolute path", "a URL", "a list", "a shard that is gone")
@@ -41,6 +40,9 @@ def mtp_refused(mtp_folder: Path) -> Callable[..., None]:
 
     def check(spoil: Callable[[], object], match: str) -> None:
         target: Any = AutoModelForCausalLM.from_pretrained(mtp_folder)
+        # Its weights are the file's memory, which goes when the file is cut.
+        for tensor in (*target.parameters(), *target.buffers()):
+            tensor.data = tensor.data.clone()
         spoil()
         for _ in range(2):
             before = dict(target.__dict__)
@@ -112,11 +114,6 @@ def test_absurd_numbers_of_mtp_modules(mtp_folder: Path, value: Any) -> None:
     vars(target.config)["num_nextn_predict_layers"] = value
     with pytest.raises(ValueError, match=r"(must be an integer|must be 1 to 64).*"):
         load_mtp(target)
-
-
-def test_every_family_is_read_this_way() -> None:
-    """What is tested with one family holds for all: they share the reader."""
-    assert "glm4_moe" in MTP_MODEL_TYPES
 
 
 @pytest.fixture
