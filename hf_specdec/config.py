@@ -170,7 +170,7 @@ class SpeculativeConfig:
         if isinstance(value, str):
             try:
                 value = json.loads(value)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"speculative_config={value!r} is not JSON: {error}") from None
         if not isinstance(value, dict):
             raise ValueError(

@@ -18,6 +18,7 @@ from hf_specdec.outputs import OutputCollector
 from hf_specdec.processors import LogitsPipeline
 from hf_specdec.prompt import Prompt
 from hf_specdec.prompt_lookup import LookupDrafts
+from hf_specdec.proposals import Proposals
 from hf_specdec.stopping import StoppingRules
 from hf_specdec.streaming import RowStep, RowStreamer
 from hf_specdec.target import RaggedTarget, TargetOutput, TargetRunner
@@ -60,6 +61,8 @@ class SpeculativeDecoder:
         self._draft_length = settings.draft_length
         self._target = target
         self._drafter = drafter
+        self._vocabulary = target.model.get_output_embeddings().weight.shape[0]
+        self._proposals = Proposals(drafter, self._vocabulary)
         self._streamer = streamer
         self._pipeline = LogitsPipeline(processors, num_rows)
         self._stopping = StoppingRules(
@@ -194,17 +197,16 @@ class SpeculativeDecoder:
         if num_draft_tokens == 0:
             return self._last_tokens.new_empty((len(self._host_rows), 0)), None
         if not settings.do_sample and not settings.confidence_threshold:
-            return self._drafter.propose(self._last_tokens, num_draft_tokens), None
+            return self._proposals.chain(self._last_tokens, num_draft_tokens)
         pick = DraftPicker(
             self._pipeline,
             self._seeds if settings.do_sample else None,
             positions,
-            self._target.model.get_output_embeddings().weight.shape[0],
+            self._vocabulary,
             settings.do_sample and settings.rejection,
             settings.confidence_threshold,
         )
-        draft_ids = self._drafter.propose(self._last_tokens, num_draft_tokens, pick)
-        return draft_ids, pick.probs
+        return self._proposals.chain(self._last_tokens, num_draft_tokens, pick)
 
     def _look_up(self, num_draft_tokens: int, most: int) -> torch.Tensor:
         """Draft ids ``[n, K']`` from the text; of rows where it doesn't repeat, the drafter's."""

@@ -41,6 +41,16 @@ class DraftPicker:
         self._probs: list[torch.Tensor] = []
 
     @property
+    def keeps_probs(self) -> bool:
+        """Whether there is a `probs`."""
+        return self._keep_probs
+
+    @property
+    def num_picked(self) -> int:
+        """Tokens whose probabilities are kept so far."""
+        return len(self._probs)
+
+    @property
     def probs(self) -> torch.Tensor | None:
         """float32 ``[n, K, V]``, what each draft token was sampled from, if kept."""
         return torch.stack(self._probs, dim=1) if self._keep_probs else None
@@ -68,8 +78,8 @@ class DraftPicker:
                 self._probs.append(_spread(probs, token_ids, self._vocabulary))
             if self._threshold:
                 confidence = probs.gather(1, index[:, None])
-                # Reads the device: the price of deciding while drafting.
-                self.done = bool((confidence < self._threshold).all())
+                # Reads the device: the price of deciding while drafting. NaN is no confidence.
+                self.done = not bool((confidence >= self._threshold).any())
         return index
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -20,6 +21,7 @@ from transformers import (
 )
 
 from hf_specdec.drafters import Drafter, Gemma4Drafter, MLPDrafter, MTPDrafter
+from hf_specdec.modeling.config_fields import check_sizes
 from hf_specdec.modeling.gemma4_mtp import shared_layers
 from hf_specdec.modeling.mimo import MiMoConfig, MiMoForCausalLM, MiMoModel, MiMoMTP
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
@@ -45,6 +47,24 @@ class Family:
     def model_type(self) -> str:
         """The ``model_type`` of the family's configs."""
         return self.config_class.model_type
+
+    def without_weights(self, config: PreTrainedConfig) -> Drafter:
+        """A drafter whose network is on the meta device, for what configs alone can tell.
+
+        Raises:
+            ValueError: a config of which no network can be made.
+        """
+        check_sizes(config)
+        try:
+            with torch.device("meta"):
+                return self.drafter_class(self.model_class(config))
+        except ValueError:
+            raise
+        except Exception as error:  # networks rely on their configs
+            raise ValueError(
+                f"no {self.model_class.__name__} can be made of this config: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 FAMILIES: dict[str, Family] = {

@@ -18,9 +18,13 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedMode
 from hf_specdec import compatibility
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.drafters import Drafter, MTPDrafter, NGramDrafter
+from hf_specdec.modeling.checkpoint_files import read_weights_files
+from hf_specdec.modeling.checkpoint_headers import check_stored_dtypes
 from hf_specdec.registry import FAMILIES, MTP_MODEL_TYPES, drafter_for, mtp_network
 from hf_specdec.schedule import AUTO
 from hf_specdec.tree_words import tree_wish
+
+_TABLES_OF_IDS = ("draft_token_ids", "token_ordering")
 
 
 @dataclass(frozen=True)
@@ -140,28 +144,50 @@ def _own_layers(config: SpeculativeConfig, target: PreTrainedModel) -> Any:
 def _load(config: SpeculativeConfig, target: PreTrainedModel) -> PreTrainedModel:
     """Load the drafter that ``config.model`` names, once its config is known to be right."""
     name, revision = config.model, config.revision
+    assert isinstance(name, str)
     try:
         model_type = PreTrainedConfig.get_config_dict(name, revision=revision)[0].get("model_type")
-        if model_type in FAMILIES:
+        family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+        if family is not None:
             drafter_config = AutoConfig.from_pretrained(name, revision=revision)
-    except (OSError, ValueError) as error:
+            drafter = family.without_weights(drafter_config)
+    except Exception as error:  # of a config made up by others anything can come
+        what = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
         at = "" if revision is None else f" with revision={revision!r}"
         raise ValueError(
             f"speculative_config.model={name!r}{at} can't be read; it must be the Hub id or folder "
-            f"of a drafter, or a loaded one: {error}"
+            f"of a drafter, or a loaded one: {what}{error}"
         ) from error
-    if model_type not in FAMILIES:
+    if family is None:
         what = "a model" if model_type else "something without a model_type in a config.json"
         raise _no_drafter(config, what, model_type)
-    family = FAMILIES[model_type]
-    with torch.device("meta"):
-        drafter = family.drafter_class(family.model_class(drafter_config))
     _check_method(config, drafter)
     drafter.check_config(target)
     _check_num_draft_tokens(config, drafter)
-    device = target.get_output_embeddings().weight.device
-    loaded = AutoModel.from_pretrained(name, revision=revision, dtype=target.dtype)
-    return loaded.to(device)
+    return _loaded(name, revision, drafter_config, target)
+
+
+def _loaded(
+    name: str, revision: str | None, drafter_config: PreTrainedConfig, target: PreTrainedModel
+) -> PreTrainedModel:
+    """The drafter's network with all of its weights, in the target's dtype, at its head."""
+    files = read_weights_files(name, revision=revision)
+    if files is not None and getattr(drafter_config, "quantization_config", None) is None:
+        check_stored_dtypes(name, files.entries, lambda key: key.endswith(_TABLES_OF_IDS))
+    try:
+        loaded, report = AutoModel.from_pretrained(
+            name, revision=revision, dtype=target.dtype, output_loading_info=True
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise ValueError(f"the weights of {name!r} don't fit its config: {error}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(
+            f"the weights of {name!r} don't fit its config: {len(missing)} are missing, "
+            f"{', '.join(missing[:8])}; download the checkpoint again"
+        )
+    return loaded.to(target.get_output_embeddings().weight.device)
 
 
 def _no_drafter(config: SpeculativeConfig, what: str, model_type: str | None) -> ValueError:

@@ -15,6 +15,7 @@ from hf_specdec.drafters.base import Drafter
 from hf_specdec.drafting import NodePicker
 from hf_specdec.outputs import OutputRequest
 from hf_specdec.processors import LogitsPipeline
+from hf_specdec.proposals import Proposals
 from hf_specdec.target import RaggedTarget, TargetOutput
 from hf_specdec.tree import TokenTree
 from hf_specdec.tree_shape import MeasuredTree, TreePlan
@@ -88,11 +89,11 @@ class TreeStepper:
         outputs: OutputRequest,
     ):
         self._target = target
-        self._drafter = drafter
         self._pipeline = pipeline
         self._plan = plan
         self._outputs = outputs
         self._vocabulary = target.model.get_output_embeddings().weight.shape[0]
+        self._proposals = Proposals(drafter, self._vocabulary)
 
     def step(self, rows: ActiveRows, depth: int) -> TreeStep:
         """Draft, verify and accept.
@@ -103,7 +104,7 @@ class TreeStepper:
         """
         shape = self._plan.shape(depth)
         node_logits = NodePicker(self._pipeline, rows.seeds, rows.positions, self._vocabulary)
-        drafts, tree = self._drafter.propose_tree(rows.last_tokens, depth, shape, node_logits)
+        drafts, tree = self._proposals.tree(rows.last_tokens, depth, shape, node_logits)
         tokens = torch.cat([rows.last_tokens[:, None], drafts], dim=1)
         lengths = self._target.cache.lengths
         output = self._target.verify(tokens, tree)

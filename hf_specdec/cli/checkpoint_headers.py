@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +15,10 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
 )
 
+from hf_specdec.modeling.checkpoint_headers import BITS, read_header, read_index
+
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth")
-_BITS = {"BOOL": 8, "I8": 8, "U8": 8, "F4": 4, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
-_BITS |= {"I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32}
-_BITS |= {"I64": 64, "U64": 64, "F64": 64, "C64": 64}
 _NO_PARAMETERS = {"BOOL", "I64", "U64"}
 
 
@@ -47,7 +44,7 @@ class Tensor:
     @property
     def num_bytes(self) -> int:
         """Bytes in the file."""
-        return self.num_elements * _BITS.get(self.dtype, 32) // 8
+        return self.num_elements * BITS.get(self.dtype, 32) // 8
 
     @property
     def is_float(self) -> bool:
@@ -105,6 +102,9 @@ def read_headers(name: str, revision: str | None = None) -> Headers:
     Args:
         name: folder or Hub id.
         revision: of the repository.
+
+    Raises:
+        ValueError: a file that is damaged or cut off, or an index that names what isn't there.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -114,39 +114,28 @@ def read_headers(name: str, revision: str | None = None) -> Headers:
             return _on_the_hub(name, revision)
         if not any(folder.glob("*.safetensors")):
             return _on_the_hub(name, revision)
-    tensors = tuple(tensor for file in _files(folder) for tensor in read_header(file))
+    tensors = tuple(
+        Tensor(key, entry.shape, entry.dtype)
+        for file in _files(folder)
+        for key, entry in read_header(file).items()
+    )
     if tensors:
         return Headers(tensors)
     pickled = {file for pattern in PICKLED for file in folder.glob(pattern)}
     return Headers(pickled_bytes=sum(file.stat().st_size for file in pickled))
 
 
-def read_header(file: Path) -> Iterator[Tensor]:
-    """The tensors of a safetensors file, from its first bytes.
+def _files(folder: Path) -> list[Path]:
+    """The safetensors files that belong to the checkpoint.
 
     Raises:
-        ValueError: not such a file.
+        ValueError: one that its index names isn't there, or is in another folder.
     """
-    with open(file, "rb") as stream:
-        start = stream.read(8)
-        # The format's own limit for headers is 100 MB.
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= 100_000_000:
-            raise ValueError(f"{file} is not a safetensors file: it has no header")
-        try:
-            header = json.loads(stream.read(length))
-        except ValueError:
-            raise ValueError(f"{file} is not a safetensors file: its header isn't JSON") from None
-    for key, entry in header.items():
-        if key != "__metadata__":
-            yield Tensor(key, tuple(entry["shape"]), entry["dtype"])
-
-
-def _files(folder: Path) -> list[Path]:
-    """The safetensors files that belong to the checkpoint."""
     index = folder / INDEX
     if index.exists():
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        shards = set(read_index(index).values())
+        if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
+            raise ValueError(f"{index} names {missing[0]}, which isn't there; download it again")
         return sorted(folder / shard for shard in shards)
     single = folder / "model.safetensors"
     return [single] if single.exists() else sorted(folder.glob("*.safetensors"))

@@ -147,14 +147,16 @@ def inspect_drafter(name: str, target: str | None = None, dtype: DtypeName = "au
 def _raw_config(name: str) -> dict[str, Any]:
     try:
         raw: dict[str, Any] = PreTrainedConfig.get_config_dict(name)[0]
-    except (OSError, ValueError) as error:
+    except Exception as error:  # transformers takes it for granted that it is an object
         raise ValueError(f"DRAFTER {name}: no config.json can be read there ({error})") from None
+    if not isinstance(raw, dict):
+        raise ValueError(f"DRAFTER {name}: its config.json holds a {type(raw).__name__}")
     return raw
 
 
 def _architectures(raw: dict[str, Any]) -> list[str]:
     found = raw.get("architectures") or []
-    return [found] if isinstance(found, str) else list(found)
+    return [str(name) for name in found] if isinstance(found, list) else [str(found)]
 
 
 def _classify(name: str, raw: dict[str, Any]) -> tuple[Kind, Any, list[str]]:
@@ -168,8 +170,9 @@ def _classify(name: str, raw: dict[str, Any]) -> tuple[Kind, Any, list[str]]:
         return "unknown", None, notes
     try:
         config: Any = AutoConfig.from_pretrained(name)
-    except (ValueError, KeyError) as error:
-        return "unknown", None, [f"model_type={model_type!r}: {str(error).splitlines()[0]}"]
+    except Exception as error:  # of a config made up by others anything can come
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        return "unknown", None, [f"model_type={model_type!r}: {first}"]
     if model_type in FAMILIES:
         return (
             ("mlp_speculator" if model_type == "mlp_speculator" else "gemma4_assistant"),

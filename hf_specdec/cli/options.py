@@ -214,7 +214,7 @@ def _fields(text: str | None) -> dict[str, Any]:
         return {}
     try:
         fields = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise typer.BadParameter(
             f"{text!r} is not JSON ({error}); quote it for the shell: "
             """'{"method": "mtp", "num_speculative_tokens": 1}'""",

@@ -83,7 +83,7 @@ def read_items(lines: Iterable[str], name: str, field: str | None = None) -> lis
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise _wrong_line(name, number, f"is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise _wrong_line(name, number, f"is a {type(row).__name__}, not an object")

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from hf_specdec.modeling.checkpoint_headers import read_json
+
 
 class WriteRow(Protocol):
     """Appends one row and hands it to the operating system."""
@@ -104,7 +106,7 @@ class ResultsFile:
                 f"--output {self.path} exists, but not {self._settings_path.name}, which would say "
                 f"how it was made. {ways}"
             )
-        before = json.loads(self._settings_path.read_text(encoding="utf-8"))
+        before = read_json(self._settings_path)
         now = json.loads(json.dumps(settings))
         other = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
         if other:

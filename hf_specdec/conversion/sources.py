@@ -12,8 +12,9 @@ Boundary: tensors as they are, under the names they have; what they mean is `lay
 
 from __future__ import annotations
 
-import json
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+
+from hf_specdec.modeling.checkpoint_headers import read_header, read_index, read_json
 
 FMS_SUFFIXES = (".pth", ".pt")
 _STATE = "model_state"
@@ -105,7 +108,8 @@ def _folder(path: Path) -> Source:
     config_file = path / "config.json"
     if not config_file.is_file():
         raise ValueError(f"SOURCE={str(path)!r} has no config.json, so it is no checkpoint folder")
-    config = _json(config_file)
+    with _named():
+        config = read_json(config_file)
     found = [name for name in _WEIGHTS if (path / name).is_file()]
     if not found:
         raise ValueError(f"SOURCE={str(path)!r} has no weights; looked for {', '.join(_WEIGHTS)}")
@@ -113,7 +117,7 @@ def _folder(path: Path) -> Source:
     files = _shards(path, first) if first.endswith(".index.json") else [first]
     tensors: dict[str, Tensor] = {}
     for file in files:
-        shard = load_file(path / file) if file.endswith(".safetensors") else _pickled(path / file)
+        shard = _loaded(path / file) if file.endswith(".safetensors") else _pickled(path / file)
         if twice := sorted(set(tensors) & set(shard)):
             raise ValueError(f"SOURCE={str(path)!r} has {twice[:8]} twice, the second in {file}")
         tensors |= shard
@@ -127,19 +131,28 @@ def _folder(path: Path) -> Source:
 
 def _shards(path: Path, index: str) -> list[str]:
     """The files that an index names."""
-    weight_map = _json(path / index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"SOURCE={str(path)!r}: {index} has no weight_map")
-    files = sorted({str(name) for name in weight_map.values()})
+    with _named():
+        files = sorted(set(read_index(path / index).values()))
     for file in files:
-        # A name with a folder in it could lead out of the checkpoint.
-        if Path(file).name != file or not file.endswith((".safetensors", ".bin")):
-            raise ValueError(
-                f"SOURCE={str(path)!r}: {index} names {file!r}, which is no weights file's name"
-            )
         if not (path / file).is_file():
             raise ValueError(f"SOURCE={str(path)!r}: {index} names {file}, which isn't there")
     return files
+
+
+def _loaded(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file."""
+    with _named():
+        read_header(path)
+    return load_file(path)
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Errors about files name the argument that led to them."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"SOURCE: {error}") from None
 
 
 def _pickled(path: Path) -> dict[str, Tensor]:
@@ -150,16 +163,6 @@ def _pickled(path: Path) -> dict[str, Tensor]:
     if others := [key for key, value in content.items() if not isinstance(value, Tensor)]:
         raise ValueError(f"SOURCE: {others[:8]} in {str(path)!r} are no tensors")
     return dict(content)
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"SOURCE: {str(file)!r} can't be read as JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"SOURCE: {str(file)!r} holds a {type(content).__name__}, no object")
-    return content
 
 
 def _other_files(path: Path) -> tuple[Path, ...]:

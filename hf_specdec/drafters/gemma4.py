@@ -123,6 +123,7 @@ class Gemma4Drafter(Drafter):
         """Raise ValueError unless sizes, device and dtype fit the target."""
         self.check_config(target)
         check_device(self.model, target)
+        self.network.check_token_ordering()
         if self.model.dtype != target.dtype:
             raise ValueError(
                 f"assistant_model is in {self.model.dtype}, but attends to the keys of the target, "

@@ -22,6 +22,7 @@ from hf_specdec.drafters.base import (
     check_device,
 )
 from hf_specdec.drafters.compiled_chain import CompiledChain
+from hf_specdec.drafters.covered_ids import CoveredIds
 from hf_specdec.drafters.mlp_chain import draft_chain
 from hf_specdec.drafters.mlp_tree import (
     draft_candidates,
@@ -55,6 +56,7 @@ class MLPDrafter(Drafter):
         self._bound = self.model
         self._hidden_states: torch.Tensor | None = None
         self._num_target_ids = 0
+        self._covered: CoveredIds | None = None
         self._feed = feed
         self._compiled: CompiledChain | None = None
         self._choice: CompileChoice | None = None
@@ -120,6 +122,10 @@ class MLPDrafter(Drafter):
         self._first_proposal = True
         embeddings: Any = target.get_input_embeddings()
         self._num_target_ids = embeddings.weight.shape[0]
+        self._covered = None
+        ids = self.model.speculator.draft_token_ids
+        if ids is not None and self._num_target_ids < self.model.config.vocab_size:
+            self._covered = CoveredIds(ids, self._num_target_ids)
         if self.model.config.share_target_weights:
             head: Any = target.get_output_embeddings()
             self._bound = self.model.bound_to(embeddings.weight, head.weight)
@@ -140,6 +146,8 @@ class MLPDrafter(Drafter):
         # Ids beyond a vocabulary that one side has padded are never real tokens; they must only
         # not break the look-up in an embedding.
         token_ids = token_ids.clamp(max=self.model.config.vocab_size - 1)
+        if self._covered is not None and pick is not None:
+            pick = self._covered.pick_with(pick)
         if self._compiled is not None and pick is None:
             # Its first tokens are those of a shorter chain.
             draft_ids = self._compiled(self._hidden_states, token_ids)[:, :num_draft_tokens]
@@ -157,10 +165,16 @@ class MLPDrafter(Drafter):
         """Run the stages once for all nodes of a depth; see `Drafter.propose_tree`."""
         assert self._hidden_states is not None, "observe() comes before propose_tree()"
         states = self._hidden_states
+        if self._covered is not None:
+            node_logits = self._covered.nodes_with(node_logits)
         if shape is None:
-            return draft_candidates(self._bound, states, token_ids, depth, node_logits)
-        drafts = draft_shape(self._bound, states, token_ids, shape, node_logits)
-        return drafts, shape.on(drafts.device)
+            drafts, tree = draft_candidates(self._bound, states, token_ids, depth, node_logits)
+        else:
+            drafts = draft_shape(self._bound, states, token_ids, shape, node_logits)
+            tree = shape.on(drafts.device)
+        if self._covered is not None:
+            drafts = drafts.clamp(max=self._num_target_ids - 1)
+        return drafts, tree
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Reorder the kept states."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from typing import Any
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from safetensors import safe_open
 
+from hf_specdec.modeling.checkpoint_headers import read_header, read_json
 from hf_specdec.publishing.measurements import CURVE_FILE, SPEED_FILE, read_result
 from hf_specdec.publishing.remote_code import REMOTE_CODE
 from hf_specdec.publishing.speed import Speed, read_speed
@@ -121,7 +120,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"{str(folder)!r} has no config.json, so it is no drafter's folder")
-    config = json.loads(file.read_text(encoding="utf-8"))
+    config = read_json(file)
     if config.get("model_type") not in REMOTE_CODE:
         raise ValueError(
             f"{str(folder)!r} has model_type={config.get('model_type')!r}; drafters that can be "
@@ -160,7 +159,7 @@ def has_chat_template(folder: Path) -> bool:
         return True
     if not has_tokenizer(folder):
         return False
-    fields = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    fields = read_json(folder / "tokenizer_config.json")
     return bool(fields.get("chat_template"))
 
 
@@ -172,11 +171,6 @@ def _recorded_base_model(config: dict[str, Any], result: dict[str, Any] | None) 
 def _num_parameters(folder: Path) -> int | None:
     count = 0
     for file in folder.glob("*.safetensors"):
-        with safe_open(file, "pt") as opened:
-            shapes = [
-                opened.get_slice(name).get_shape()
-                for name in opened.keys()  # noqa: SIM118
-                if not name.endswith("draft_token_ids")
-            ]
-        count += sum(math.prod(shape) for shape in shapes)
+        entries = read_header(file).items()
+        count += sum(math.prod(e.shape) for n, e in entries if not n.endswith("draft_token_ids"))
     return count or None

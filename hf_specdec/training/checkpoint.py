@@ -8,11 +8,17 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from hf_specdec.modeling.checkpoint_headers import load_pickle
+
+_OF_A_RUN = {"best", "best_step", "evaluations_since_best", "fingerprint", "model"}
+_OF_A_RUN |= {"optimizer", "step"}
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
@@ -74,6 +80,43 @@ def save_tensors(state: dict[str, Any], path: Path) -> None:
             os.fsync(file.fileno())
 
     write_whole(path, write)
+
+
+def load_run(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The state of a run, as `save_tensors` wrote it; no code in the file is run.
+
+    Args:
+        path: of the file.
+        wanted: the fingerprint of the run that goes on.
+
+    Raises:
+        ValueError: no such state, or one of another run.
+    """
+    # Not mapped: the next checkpoint takes the file's place.
+    state = load_pickle(path, mmap=False)
+    if missing := sorted(_OF_A_RUN - set(state)):
+        raise ValueError(f"{path} is no checkpoint of a run: it lacks {', '.join(missing)}")
+    present = state["fingerprint"]
+    if not isinstance(present, dict) or not isinstance(state["step"], int):
+        raise ValueError(f"{path} is damaged: fingerprint or step is of the wrong kind")
+    if different := sorted(key for key in wanted if wanted[key] != present.get(key)):
+        raise ValueError(
+            f"{path} was made with other {', '.join(different)}; continue with the same, use "
+            "another output_dir, or call train(resume=False) to start anew"
+        )
+    return state
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """What torch raises over contents that don't fit becomes a ``ValueError`` about the file."""
+    try:
+        yield
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is damaged: {str(error).partition(chr(10))[0]}; call train(resume=False) to "
+            "start anew"
+        ) from error
 
 
 def _clearer(path: Path, error: Exception) -> Exception:

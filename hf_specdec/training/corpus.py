@@ -38,6 +38,7 @@ from hf_specdec.training.corpus_metadata import (
     CorpusMetadata,
     check_same_metadata,
 )
+from hf_specdec.training.corpus_shards import check_positions, check_shard
 
 _SHARDS = "part-*.safetensors"
 _DTYPES = {
@@ -102,6 +103,7 @@ class CorpusWriter:
         self._next_shard = 0
         for path in shard_paths(self.directory):
             self._next_shard = int(path.stem.split("-")[1]) + 1
+            check_shard(path, ("tokens",))
             with safe_open(path, framework="pt") as shard:
                 self.num_tokens += shard.get_slice("tokens").get_shape()[0]
                 if "document_ids" in shard.keys():  # noqa: SIM118  not a dict
@@ -299,9 +301,11 @@ def _shards(directory: Path, first: CorpusMetadata, count: int | None) -> list[d
 
 
 def _open_shard(path: Path, metadata: CorpusMetadata) -> dict[str, Tensor]:
+    names = [name for name in _DTYPES if name != "hidden" or metadata.has_states]
+    check_shard(path, (*names, "offsets"))
     with safe_open(path, framework="pt") as shard:
-        names = [name for name in _DTYPES if name != "hidden" or metadata.has_states]
         tensors = {name: shard.get_tensor(name) for name in (*names, "offsets")}
+    check_positions(path, tensors, metadata.vocab_size)
     hidden_size, top_k = metadata.hidden_size, tensors["top_ids"].shape[1]
     if "hidden" in tensors:
         hidden_size = tensors["hidden"].shape[1]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
+from hf_specdec.modeling.checkpoint_headers import read_json
 from hf_specdec.training.checkpoint import write_whole
 
 FORMAT_VERSION = 1
@@ -21,6 +22,8 @@ METADATA_FILE = "metadata.json"
 _WEIGHTS = "target_weights"
 # Key of the settings of a corpus without hidden states.
 _STATES = "states"
+# What the file's fields hold, by their annotations.
+_KINDS: dict[str, type] = {"str": str, "int": int, "dict[str, Any]": dict}
 
 
 def fingerprint(target: PreTrainedModel) -> str:
@@ -138,11 +141,23 @@ class CorpusMetadata:
                 f"directory={str(directory)!r} holds no corpus: {METADATA_FILE} is missing; write "
                 "one with generate_corpus or extract_ground_truth"
             )
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         if values.get("format_version") != FORMAT_VERSION:
             raise ValueError(
                 f"{path} has format_version={values.get('format_version')!r}, this release reads "
                 f"{FORMAT_VERSION}; generate the corpus again"
+            )
+        kinds = {field.name: _KINDS.get(str(field.type), object) for field in fields(cls)}
+        wrong = [
+            f"{name}={values.get(name)!r}"
+            for name in sorted({*kinds, *values})
+            if name not in kinds
+            or not isinstance(values.get(name), kinds[name])
+            or isinstance(values.get(name), bool)
+        ]
+        if wrong:
+            raise ValueError(
+                f"{path} is damaged: {', '.join(wrong)[:200]}; generate the corpus again"
             )
         return cls(**values)
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_specdec.training.checkpoint import save_tensors
+from hf_specdec.training.checkpoint import damage_named, load_run, save_tensors
 from hf_specdec.training.corpus import Corpus
 from hf_specdec.training.evaluation import Acceptance
 from hf_specdec.training.parallel import Processes
@@ -369,17 +369,12 @@ class TrainingLoop(ABC):
 
     def _load_checkpoint(self) -> None:
         path = self.output_dir / "training" / _CHECKPOINT
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        wanted, present = self._fingerprint(), state["fingerprint"]
-        if different := sorted(key for key in wanted if wanted[key] != present[key]):
-            raise ValueError(
-                f"{path} was made with other {', '.join(different)}; continue with the same, use "
-                "another output_dir, or call train(resume=False) to start anew"
-            )
-        self._trained.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        state = load_run(path, self._fingerprint())
+        with damage_named(path):
+            self._trained.load_state_dict(state["model"])
+            self._optimizer.load_state_dict(state["optimizer"])
+            self._best = None if state["best"] is None else Acceptance(**state["best"])
         self._step = state["step"]
-        self._best = None if state["best"] is None else Acceptance(**state["best"])
         self._best_step = state["best_step"]
         self._evaluations_since_best = state["evaluations_since_best"]
         # What was logged after the checkpoint will be done again.

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hf_specdec.modeling.checkpoint_headers import read_header
 from hf_specdec.modeling.mimo import MiMoForCausalLM, MiMoMTP
 from hf_specdec.training.checkpoint import write_whole
 from hf_specdec.training.corpus import Corpus
@@ -170,6 +171,7 @@ class MTPTrainer(TrainingLoop):
         path = self.output_dir / "training" / _BEST
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing: call train() first")
+        read_header(path)
         tensors = load_file(path)
         layers = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
         self.model.model.mtp_layers.load_state_dict(layers)

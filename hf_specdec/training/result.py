@@ -43,6 +43,7 @@ import torch
 import transformers
 
 from hf_specdec._version import __version__
+from hf_specdec.modeling.checkpoint_headers import read_json
 from hf_specdec.training.checkpoint import write_whole
 
 FORMAT_VERSION = 1
@@ -83,7 +84,7 @@ def read_result(directory: str | Path) -> dict[str, Any]:
     path = Path(directory) / RESULT_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; `hf-specdec train` writes it at its end")
-    values = json.loads(path.read_text(encoding="utf-8"))
+    values = read_json(path)
     if (version := values.get("format_version")) != FORMAT_VERSION:
         raise ValueError(
             f"{path} has format_version={version!r}, this release reads {FORMAT_VERSION}; train "

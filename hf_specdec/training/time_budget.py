@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hf_specdec.modeling.checkpoint_headers import read_json
 from hf_specdec.training.checkpoint import write_whole
 
 _FILE = "plan.json"
@@ -54,7 +55,9 @@ class RunPlan:
         self._before = 0.0
         self._written = self._started
         if self._path.exists():
-            values = json.loads(self._path.read_text(encoding="utf-8"))
+            values = read_json(self._path)
+            if missing := sorted({"seconds", "decided", "total"} - set(values)):
+                raise ValueError(f"{self._path} is damaged: it lacks {missing}; remove it")
             self.seconds, self.decided = values["seconds"], values["decided"]
             self._before = values["total"]
 

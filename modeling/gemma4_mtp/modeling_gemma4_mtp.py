@@ -25,6 +25,8 @@ from .switches import Gemma4MTPSwitches
 
 ASSISTANTS: tuple[Any, ...] = (Gemma4AssistantForCausalLM, Gemma4UnifiedAssistantForCausalLM)
 """The classes of transformers that load the published checkpoints."""
+# Where a head notes which table of ids was looked at.
+_CHECKED = "_hf_specdec_checked"
 States = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 """By layer type, keys and values ``[B, heads, T, dim]`` of a target."""
 
@@ -79,6 +81,38 @@ class Gemma4MTP:
     def layer_types(self) -> list[str]:
         """The types of attention of its layers, each once."""
         return sorted(set(self.config.layer_types))
+
+    def check_token_ordering(self) -> None:
+        """Refuse a centroid head whose table doesn't name every id once.
+
+        Looked at once for every content of the table, as that makes the host wait for the device.
+
+        Raises:
+            ValueError: naming the buffer.
+        """
+        head = self.model.masked_embedding
+        if head is None or head.token_ordering.is_meta:
+            return
+        table = head.token_ordering
+        state = (table.data_ptr(), table._version, len(table))
+        if head.__dict__.get(_CHECKED) == state:
+            return
+        size = self.config.vocab_size
+        if size % head.num_centroids or table.dtype != torch.int64 or table.numel() != size:
+            raise ValueError(
+                f"masked_embedding.token_ordering of the assistant is {table.dtype} "
+                f"{list(table.shape)}; it must hold vocab_size={size} int64 ids, the same number "
+                f"for each of num_centroids={head.num_centroids}"
+            )
+        if not bool(
+            (table.flatten().sort().values == torch.arange(size, device=table.device)).all()
+        ):
+            raise ValueError(
+                f"masked_embedding.token_ordering of the assistant must name each id of 0 to "
+                f"{size - 1} once; it has ids of {int(table.min())} to {int(table.max())}, "
+                f"{len(table.unique())} of them distinct. Download the checkpoint again"
+            )
+        head.__dict__[_CHECKED] = state
 
     def step(
         self,

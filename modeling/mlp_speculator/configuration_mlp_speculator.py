@@ -14,6 +14,9 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from hf_specdec.modeling.checkpoint_headers import shown
+from hf_specdec.modeling.config_fields import check_other_fields
+
 # Keys left out of a written config while they hold this value, so that a config in IBM's format
 # stays in it.
 _ABSENT_WHEN: dict[str, Any] = {
@@ -24,6 +27,17 @@ _ABSENT_WHEN: dict[str, Any] = {
     "pad_token_id": None,
 }
 _MISSPELT_TOP_K = "top_k_tokesns_per_head"
+# Far beyond every model there is, and small enough that sizes can be reckoned with.
+_LARGEST = {
+    "vocab_size": 2**24,
+    "draft_vocab_size": 2**24,
+    "emb_dim": 2**17,
+    "inner_dim": 2**17,
+    "n_predict": 64,
+    "n_candidates": 2**12,
+}
+# Chains that all entries of top_k_tokens_per_head together make.
+_MOST_CHAINS = 2**16
 
 
 class MLPSpeculatorConfig(PreTrainedConfig):
@@ -84,6 +98,7 @@ class MLPSpeculatorConfig(PreTrainedConfig):
             top_k_tokens_per_head = misspelt_top_k
         if isinstance(architectures := kwargs.get("architectures"), str):
             kwargs["architectures"] = [architectures]
+        check_other_fields(type(self), kwargs)
         _refuse_lstm(kwargs.get("architectures"), inner_dim)
         if "hidden_size" in kwargs:
             emb_dim = kwargs.pop("hidden_size")
@@ -106,7 +121,15 @@ class MLPSpeculatorConfig(PreTrainedConfig):
         if top_k_tokens_per_head is None:
             top_k_tokens_per_head = _default_top_k(n_predict)
         self.top_k_tokens_per_head = _checked_top_k(top_k_tokens_per_head, n_predict)
-        super().__init__(**kwargs)
+        try:
+            super().__init__(**kwargs)
+        except ValueError:
+            raise
+        except Exception as error:  # transformers checks few of its fields
+            raise ValueError(
+                f"one of the fields {shown(sorted(kwargs))} has a value that transformers can't "
+                f"take: {error}"
+            ) from error
 
     @property
     def inner_size(self) -> int:
@@ -137,13 +160,12 @@ class MLPSpeculatorConfig(PreTrainedConfig):
         }
 
     def _check_sizes(self) -> None:
-        for name in ("vocab_size", "emb_dim", "n_predict", "n_candidates"):
-            _check_int(name, getattr(self, name), smallest=1)
-        for name in ("inner_dim", "draft_vocab_size"):
-            _check_int(name, getattr(self, name), smallest=0)
+        for name, largest in _LARGEST.items():
+            smallest = 0 if name in ("inner_dim", "draft_vocab_size") else 1
+            _check_int(name, getattr(self, name), smallest, largest)
         for name in ("tie_weights", "scale_input", "share_target_weights"):
             if not isinstance(value := getattr(self, name), bool):
-                raise ValueError(f"{name} must be true or false, got {value!r}")
+                raise ValueError(f"{name} must be true or false, got {shown(value)}")
         if self.tie_weights and self.n_predict < 2:
             raise ValueError(
                 f"tie_weights=True shares weights between heads and needs n_predict of at least 2, "
@@ -156,28 +178,41 @@ class MLPSpeculatorConfig(PreTrainedConfig):
             )
 
 
-def _check_int(name: str, value: Any, smallest: int) -> None:
+def _check_int(name: str, value: Any, smallest: int, largest: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
-        raise ValueError(f"{name} must be an integer of at least {smallest}, got {value!r}")
+        raise ValueError(f"{name} must be an integer of at least {smallest}, got {shown(value)}")
+    if largest is not None and value > largest:
+        raise ValueError(
+            f"{name} must be an integer from {smallest} to {largest}, got {shown(value)}"
+        )
 
 
 def _default_top_k(n_predict: int) -> list[int]:
-    """IBM's published lists: ``[5, 4, 3]`` up to three heads, ``[4, 3, 2, 2, ...]`` beyond."""
-    return [5, 4, 3][:n_predict] if n_predict <= 3 else [4, 3] + [2] * (n_predict - 2)
+    """IBM's published lists: ``[5, 4, 3]`` up to three heads, ``[4, 3, 2, 2, ...]`` beyond.
+
+    Ones follow where the chains would be too many.
+    """
+    beyond = [4, 3] + [2] * min(n_predict - 2, 12) + [1] * (n_predict - 14)
+    return [5, 4, 3][:n_predict] if n_predict <= 3 else beyond
 
 
 def _checked_top_k(top_k: Any, n_predict: int) -> list[int]:
     if not isinstance(top_k, (list, tuple)):
         raise ValueError(
-            f"top_k_tokens_per_head must be a list of {n_predict} integers, got {top_k!r}"
+            f"top_k_tokens_per_head must be a list of {n_predict} integers, got {shown(top_k)}"
         )
     if len(top_k) != n_predict:
         raise ValueError(
             f"top_k_tokens_per_head must have one entry per head: n_predict={n_predict}, "
-            f"got {len(top_k)} entries {list(top_k)}"
+            f"got {len(top_k)} entries {shown(list(top_k))}"
         )
     for head, entry in enumerate(top_k):
         _check_int(f"top_k_tokens_per_head[{head}]", entry, smallest=1)
+    if math.prod(top_k) > _MOST_CHAINS:
+        raise ValueError(
+            f"top_k_tokens_per_head={shown(list(top_k))} makes more than {_MOST_CHAINS} chains, "
+            "the product of its entries; give smaller ones"
+        )
     return list(top_k)
 
 

@@ -1,6 +1,7 @@
 """What a loaded MLP speculator must satisfy.
 
-Boundary: names of weights and the report of a load; tensors are read by transformers.
+Boundary: names, shapes and dtypes of weights, and the report of a load; tensors are read by
+transformers.
 
 transformers leaves a weight that a checkpoint lacks at its random initial value and prints a table.
 A drafter with a random head still gives correct output, only slowly, so nobody would notice: here
@@ -15,12 +16,17 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hf_specdec.modeling.checkpoint_files import WeightsFiles
+from hf_specdec.modeling.checkpoint_headers import check_stored_dtypes
+
 from .configuration_mlp_speculator import MLPSpeculatorConfig
 
 _WEIGHT_NAME = re.compile(
     r"^(speculator\.)?(emb|proj|head|ln|emb_proj|head_proj)\.\d+\.|draft_token_ids$"
 )
 _MOST_NAMED = 12
+# No format packs more weights into a byte.
+_MOST_PER_BYTE = 4
 
 
 def tied_weight_names(config: MLPSpeculatorConfig) -> dict[str, str]:
@@ -42,6 +48,36 @@ def tied_weight_names(config: MLPSpeculatorConfig) -> dict[str, str]:
         for name, first in parts
         for i in range(first + 1, config.n_predict)
     }
+
+
+def check_files(
+    config: MLPSpeculatorConfig, source: object, files: WeightsFiles, num_parameters: int
+) -> None:
+    """Refuse weights that would be taken for something else, before memory is taken for them.
+
+    Args:
+        config: of the network.
+        source: what is loaded, for the message.
+        files: its weights files.
+        num_parameters: of the network.
+
+    Raises:
+        ValueError: a network far larger than its files; weights that aren't floating point.
+    """
+    if num_parameters > _MOST_PER_BYTE * files.num_bytes:
+        raise ValueError(
+            f"the config of {str(source)!r} describes a network of {num_parameters:,} weights, but "
+            f"the files of its weights have {files.num_bytes:,} bytes. {_sizes(config)}; correct "
+            "the value that is wrong, or download the checkpoint again"
+        )
+    if getattr(config, "quantization_config", None) is None:
+        check_dtypes(source, files)
+
+
+def check_dtypes(source: object, files: WeightsFiles) -> None:
+    """Raise ValueError for weights of the network that were quantized, or that are no weights."""
+    own = {name: entry for name, entry in files.entries.items() if _WEIGHT_NAME.search(name)}
+    check_stored_dtypes(source, own, lambda name: name.endswith("draft_token_ids"))
 
 
 def check_loaded(
@@ -85,13 +121,19 @@ def check_loaded(
         raise ValueError(
             f"the weights of {str(source)!r} do not fit its config.\n  "
             + "\n  ".join(problems)
-            + f"\nThe config says n_predict={config.n_predict}, vocab_size={config.vocab_size}, "
-            f"emb_dim={config.emb_dim}, inner_dim={config.inner_dim}, "
-            f"tie_weights={config.tie_weights}, "
-            f"share_target_weights={config.share_target_weights}, "
-            f"draft_vocab_size={config.draft_vocab_size}; correct the value that is wrong, or load "
-            "the checkpoint this config belongs to"
+            + f"\n{_sizes(config)}; correct the value that is wrong, or load the checkpoint this "
+            "config belongs to"
         )
+
+
+def _sizes(config: MLPSpeculatorConfig) -> str:
+    return (
+        f"The config says n_predict={config.n_predict}, vocab_size={config.vocab_size}, "
+        f"emb_dim={config.emb_dim}, inner_dim={config.inner_dim}, "
+        f"tie_weights={config.tie_weights}, "
+        f"share_target_weights={config.share_target_weights}, "
+        f"draft_vocab_size={config.draft_vocab_size}"
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -33,6 +33,7 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput
 
 from hf_specdec.modeling.card_on_save import CardOnSave
+from hf_specdec.modeling.checkpoint_files import HUB_ARGUMENTS, read_weights_files
 from hf_specdec.modeling.largest import index_of_largest
 
 from .arguments import (
@@ -44,7 +45,7 @@ from .arguments import (
 )
 from .candidates import grow_candidates
 from .configuration_mlp_speculator import MLPSpeculatorConfig
-from .loading import check_loaded, tied_weight_names
+from .loading import check_dtypes, check_files, check_loaded, tied_weight_names
 from .loss import IGNORE_INDEX, mean_cross_entropy
 from .network import MLPSpeculatorNetwork, SpeculatorNorm
 from .target_binding import TargetBinding
@@ -108,7 +109,7 @@ class MLPSpeculatorPreTrainedModel(CardOnSave, TargetBinding, PreTrainedModel): 
 
         Read are safetensors (one file, shards, tied weights stored once) and pytorch ``.bin`` files
         (tied weights stored under all their names; always with ``weights_only``), keys with or
-        without the prefix ``speculator.``, in any floating dtype.
+        without the prefix ``speculator.``, in a dtype of 16 bits or more.
 
         Args:
             pretrained_model_name_or_path: folder or repository, as for every transformers model.
@@ -118,9 +119,23 @@ class MLPSpeculatorPreTrainedModel(CardOnSave, TargetBinding, PreTrainedModel): 
             **kwargs: passed on.
 
         Raises:
-            ValueError: naming the weights that are missing, of the wrong shape, unused, or tied by
-                the config but different in the checkpoint.
+            ValueError: naming the weights that are missing, of the wrong shape or dtype, unused, or
+                tied by the config but different in the checkpoint; the file that is cut off,
+                damaged, in another folder, or a pickle of more than tensors.
         """
+        files = None
+        if kwargs.get("state_dict") is None:
+            files = read_weights_files(pretrained_model_name_or_path, **kwargs)
+        if files is not None:
+            if not isinstance(kwargs.get("config"), MLPSpeculatorConfig):
+                hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+                kwargs["config"] = MLPSpeculatorConfig.from_pretrained(
+                    kwargs.get("config") or pretrained_model_name_or_path, **hub
+                )
+            with torch.device("meta"):
+                network = MLPSpeculatorNetwork(kwargs["config"])
+            num_parameters = sum(p.numel() for p in network.parameters())
+            check_files(kwargs["config"], pretrained_model_name_or_path, files, num_parameters)
         # Mismatched shapes are let through here so that check_loaded can name them.
         loaded: Any = super().from_pretrained(
             pretrained_model_name_or_path,
@@ -137,6 +152,8 @@ class MLPSpeculatorPreTrainedModel(CardOnSave, TargetBinding, PreTrainedModel): 
             model.all_tied_weights_keys,
             ignore_mismatched_sizes,
         )
+        if files is not None and getattr(model, "hf_quantizer", None) is None:
+            check_dtypes(pretrained_model_name_or_path, files)
         if (ids := model.speculator.draft_token_ids) is not None and not ids.is_meta:
             check_draft_token_ids(model.config, ids)
         return (model, loading_info) if output_loading_info else model

@@ -9,9 +9,9 @@ elsewhere.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +20,15 @@ from torch import Tensor
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
-from transformers.utils import cached_file
+
+from hf_specdec.modeling.checkpoint_files import find
+from hf_specdec.modeling.checkpoint_headers import (
+    StoredTensor,
+    load_pickle,
+    read_header,
+    read_index,
+    shown,
+)
 
 from .families import MTPFamily, family_of
 from .modeling_mtp import MTPModel
@@ -32,6 +40,10 @@ _SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 # DeepSeek's format for 8-bit weights: one factor for every block.
 _SCALE = "_scale_inv"
 _FP8_BLOCK = (128, 128)
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+# Far beyond every family there is.
+_MOST_MODULES = 64
 
 
 def load_mtp(target: Any) -> MTPModel:
@@ -90,6 +102,12 @@ def _build(
         (int(name.split(".")[1]) for name in weights if name.startswith("blocks.")), default=0
     )
     num_modules = family.declared_modules(text_config, target.config) or stored
+    if not 1 <= num_modules <= _MOST_MODULES:
+        raise ValueError(
+            f"the config of {source!r} declares {shown(num_modules)} MTP modules of "
+            f"{family.method}; it must be 1 to {_MOST_MODULES}. Its files hold {stored}"
+        )
+    _check_dtypes(source, weights)
     head = target.get_output_embeddings().weight
     dtype = target.get_input_embeddings().weight.dtype
     with torch.device("meta"):
@@ -132,6 +150,17 @@ def _build(
     return model.eval().requires_grad_(False)
 
 
+def _check_dtypes(source: str, weights: Mapping[str, tuple[str, Tensor]]) -> None:
+    """Raise ValueError for weights that would be taken for other numbers than they stand for."""
+    for name, (key, tensor) in weights.items():
+        scaled = tensor.dtype in _FP8 and name + _SCALE in weights
+        if not scaled and tensor.dtype not in _FLOATS:
+            raise ValueError(
+                f"{source!r} holds the MTP weight {shown(key)} as {tensor.dtype}; it must be "
+                f"floating point of 16 bits or more, or 8 bits with {_SCALE} beside it"
+            )
+
+
 def _dequantize(state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Multiply 8-bit weights with the factors of their blocks, as DeepSeek-V3 stores them."""
     result = {}
@@ -140,6 +169,12 @@ def _dequantize(state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tenso
             continue
         scale = state.get(name + _SCALE)
         if scale is not None:
+            blocks = [-(-n // size) for n, size in zip(tensor.shape, _FP8_BLOCK, strict=False)]
+            if tensor.dim() != 2 or list(scale.shape) != blocks:
+                raise ValueError(
+                    f"the MTP weight {name} has shape {tuple(tensor.shape)}, but its {_SCALE} has "
+                    f"{tuple(scale.shape)}; it must be one factor for every block of {_FP8_BLOCK}"
+                )
             rows, columns = tensor.shape
             factors = scale.float().repeat_interleave(_FP8_BLOCK[0], 0)
             factors = factors.repeat_interleave(_FP8_BLOCK[1], 1)[:rows, :columns]
@@ -160,38 +195,48 @@ def _read(
         )
     tensors: dict[str, Tensor] = {}
     for file, keys in _files(source, revision, wanted):
-        if file.endswith(".safetensors"):
+        if file.name.endswith(".safetensors"):
+            entries = read_header(file)
+            names = [name for name in entries if wanted(name)] if keys is None else keys
+            _check_names(file, entries, names)
             with safe_open(file, framework="pt", device="cpu") as shard:
-                names = [k for k in shard.keys() if wanted(k)] if keys is None else keys  # noqa: SIM118
                 tensors.update({name: shard.get_tensor(name) for name in names})
         else:
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-            tensors.update({name: t for name, t in state.items() if wanted(name)})
+            state = load_pickle(file)
+            names = [k for k in state if isinstance(k, str) and wanted(k)] if keys is None else keys
+            _check_names(file, state, names)
+            tensors.update({name: state[name] for name in names})
     return tensors
+
+
+def _check_names(file: Path, entries: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise ValueError unless a file holds what it should, as tensors."""
+    for name in names:
+        if not isinstance(entries.get(name), (StoredTensor, Tensor)):
+            what = "isn't in there" if name not in entries else "is no tensor"
+            raise ValueError(f"{file} should hold the MTP weight {shown(name)}, which {what}")
 
 
 def _files(
     source: str, revision: str | None, wanted: Callable[[str], bool]
-) -> Iterator[tuple[str, list[str] | None]]:
+) -> Iterator[tuple[Path, list[str] | None]]:
     """The files that hold wanted keys, and which, if an index says so."""
     for name in _INDEX_FILES:
-        index = _find(source, name, revision)
+        index = find(source, name, revision=revision)
         if index is None:
             continue
-        with open(index, encoding="utf-8") as text:
-            weight_map = json.load(text)["weight_map"]
         by_file: dict[str, list[str]] = {}
-        for key, shard in weight_map.items():
+        for key, shard in read_index(index).items():
             if wanted(key):
                 by_file.setdefault(shard, []).append(key)
         for shard, keys in by_file.items():
-            file = _find(source, shard, revision)
+            file = find(source, shard, revision=revision)
             if file is None:
                 raise ValueError(f"{source!r} lacks {shard}, which holds its MTP weights {keys}")
             yield file, keys
         return
     for name in _SINGLE_FILES:
-        file = _find(source, name, revision)
+        file = find(source, name, revision=revision)
         if file is not None:
             yield file, None
             return
@@ -199,10 +244,3 @@ def _files(
         f"{source!r}, from which the target was loaded, has none of "
         f"{[*_INDEX_FILES, *_SINGLE_FILES]} any more, so its MTP weights can't be read"
     )
-
-
-def _find(source: str, name: str, revision: str | None) -> str | None:
-    try:
-        return cached_file(source, name, revision=revision)
-    except OSError:
-        return None

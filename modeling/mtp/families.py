@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hf_specdec.modeling.checkpoint_headers import shown
+
 from .switches import MTPSwitches
 
 Overrides = Callable[[Any, int], dict[str, Any]]
@@ -98,12 +100,21 @@ class MTPFamily:
         return f"{key.split('layers.')[0]}layers.{num_hidden_layers + int(module)}.{inner}"
 
     def declared_modules(self, *configs: Any) -> int | None:
-        """How many modules the configs declare; ``None`` if they don't say."""
+        """How many modules the configs declare; ``None`` if they don't say.
+
+        Raises:
+            ValueError: naming a field that is no number.
+        """
         for config in configs:
             for name in self.n_predict:
                 value = getattr(config, name, None)
-                if value is not None:
-                    return int(value)
+                if value is None:
+                    continue
+                if isinstance(value, bool) or not isinstance(value, int):
+                    raise ValueError(
+                        f"{name} must be an integer, the number of MTP modules, got {shown(value)}"
+                    )
+                return value
         return None
 
 

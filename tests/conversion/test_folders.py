@@ -37,7 +37,7 @@ def test_index_does_not_lead_out_of_the_folder(save, tmp_path: Path, name: str) 
     (tmp_path / "other").mkdir()
     save_file({"x": torch.ones(1)}, tmp_path / "other" / "model.safetensors")
     split(folder, [], {"x": name})
-    with pytest.raises(ValueError, match=f"names '{name}', which is no weights file's name"):
+    with pytest.raises(ValueError, match=f"^SOURCE.* names '{name}' .* in the same folder"):
         convert(folder, tmp_path / "new")
 
 
@@ -53,8 +53,8 @@ def test_weights_that_are_not_read_are_said(save, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("config.json", "{", "config.json' can't be read as JSON"),
-        ("config.json", "[]", "config.json' holds a list, no object"),
+        ("config.json", "{", "config.json can't be read as JSON"),
+        ("config.json", "[]", "config.json holds a list, it must be"),
         ("model.safetensors.index.json", "{}", "has no weight_map"),
     ],
 )

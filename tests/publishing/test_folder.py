@@ -15,8 +15,9 @@ from hf_specdec.publishing.hub import files_to_push
 
 NAMED = PublishOptions(base_model="owner/target", tokenizer=False)
 CODE = [
-    "arguments.py", "candidates.py", "card_on_save.py", "configuration_mlp_speculator.py",
-    "largest.py", "loading.py", "loss.py", "modeling_mlp_speculator.py", "network.py",
+    "arguments.py", "candidates.py", "card_on_save.py", "checkpoint_files.py",
+    "checkpoint_headers.py", "config_fields.py", "configuration_mlp_speculator.py", "largest.py",
+    "loading.py", "loss.py", "modeling_mlp_speculator.py", "network.py",
     "target_binding.py", "target_tables.py",
 ]  # fmt: skip
 GENERATE = ["custom_generate/generate.py", "custom_generate/requirements.txt"]

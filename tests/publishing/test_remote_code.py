@@ -71,7 +71,13 @@ def test_classes_of_the_auto_map_are_there(model_type: str) -> None:
 
 def test_all_of_the_speculators_modules_are_copied() -> None:
     modules = {path.name for path in (MODELING / "mlp_speculator").glob("*.py")} - {"__init__.py"}
-    assert remote_code_files("mlp_speculator").keys() == modules | {"card_on_save.py", "largest.py"}
+    shared = {
+        f"{name}.py"
+        for name in (
+            "card_on_save", "checkpoint_files", "checkpoint_headers", "config_fields", "largest",
+        )
+    }  # fmt: skip
+    assert remote_code_files("mlp_speculator").keys() == modules | shared
 
 
 def test_flattened() -> None:
