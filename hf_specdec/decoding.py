@@ -14,6 +14,7 @@ from hf_specdec.decoding_settings import Decoded, DecodingSettings
 from hf_specdec.drafters.base import Drafter, VerifiedStep
 from hf_specdec.drafting import DraftPicker
 from hf_specdec.metrics import StatsRecorder
+from hf_specdec.modeling.quantized import num_ids
 from hf_specdec.outputs import OutputCollector
 from hf_specdec.processors import LogitsPipeline
 from hf_specdec.prompt import Prompt
@@ -196,7 +197,7 @@ class SpeculativeDecoder:
             self._pipeline,
             self._seeds if settings.do_sample else None,
             positions,
-            self._target.model.get_output_embeddings().weight.shape[0],
+            num_ids(self._target.model.get_output_embeddings()),
             settings.do_sample and settings.rejection,
             settings.confidence_threshold,
         )

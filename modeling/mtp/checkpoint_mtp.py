@@ -22,6 +22,8 @@ from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import cached_file
 
+from hf_specdec.modeling.quantized import compute_dtype
+
 from .families import MTPFamily, family_of
 from .modeling_mtp import MTPModel
 
@@ -91,7 +93,7 @@ def _build(
     )
     num_modules = family.declared_modules(text_config, target.config) or stored
     head = target.get_output_embeddings().weight
-    dtype = target.get_input_embeddings().weight.dtype
+    dtype = compute_dtype(target)
     with torch.device("meta"):
         model = MTPModel(target, family, num_modules)
         # Weights are read in the dtype that they have by now.
