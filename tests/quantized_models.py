@@ -131,7 +131,7 @@ def plain_folder() -> Path:
     """A float32 Llama with its tokenizer, whose layers 4-bit groups fit in."""
     folder = Path(tempfile.mkdtemp(prefix="quantized"))
     config = LlamaConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=HIDDEN, intermediate_size=128, num_hidden_layers=3,
+        vocab_size=VOCAB_SIZE, hidden_size=HIDDEN, intermediate_size=128, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
         bos_token_id=1, eos_token_id=EOS, pad_token_id=PAD, initializer_range=0.3,
     )  # fmt: skip
@@ -152,6 +152,16 @@ def quantized(name: str, dtype: torch.dtype = torch.float32) -> Any:
         plain_folder(), dtype=dtype, quantization_config=config_of(name)
     )
     return target.eval()
+
+
+def make_prompts(num_rows: int) -> dict[str, torch.Tensor]:
+    """Left-padded prompts of different lengths; the first rows are the same for every number."""
+    generator = torch.Generator().manual_seed(11)
+    lengths = [9, 5, 13][:num_rows]
+    ids = torch.full((num_rows, max(lengths)), PAD)
+    for row, length in enumerate(lengths):
+        ids[row, -length:] = torch.randint(3, VOCAB_SIZE, (length,), generator=generator)
+    return {"input_ids": ids, "attention_mask": (ids != PAD).long()}
 
 
 def assert_same_or_near_tie(
@@ -209,3 +219,25 @@ def write_gguf(path: Path, quantization: str) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def keep_gguf_blocks(model: torch.nn.Module, quantization: str) -> None:
+    """Put transformers' layers for GGUF blocks in the place of linear layers and embeddings."""
+    import gguf
+    from gguf.quants import quantize
+    from transformers.integrations.gguf.utils import GgufEmbedding, GgufLinear
+
+    kind = getattr(gguf.GGMLQuantizationType, quantization)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if not isinstance(child, (torch.nn.Linear, torch.nn.Embedding)):
+                continue
+            rows, columns = child.weight.shape
+            packed: Any
+            if isinstance(child, torch.nn.Linear):
+                packed = GgufLinear(columns, rows, kind)
+            else:
+                packed = GgufEmbedding(rows, columns, kind, child.weight.dtype)
+            blocks = torch.from_numpy(quantize(child.weight.detach().float().numpy(), kind))
+            packed.weight.data = blocks
+            setattr(parent, name, packed)

@@ -1,5 +1,6 @@
 """Quantized targets: their own plain texts, and drafters that read what a plain forward computes."""
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,20 +10,20 @@ from quantized_models import (
     HIDDEN,
     KINDS,
     assert_same_or_near_tie,
+    keep_gguf_blocks,
+    make_prompts,
     of_equality,
     quantized,
     write_gguf,
 )
 from tiny_models import PAD, VOCAB_SIZE, ScriptedDrafter, new_tokens, row_by_row, sometimes_wrong
-from transformers import GgufConfig
 from transformers.models.auto import AutoModelForCausalLM
-from transformers.quantizers import quantizer_gguf
 
 import hf_specdec
 from hf_specdec.integration import ATTACHED
 from hf_specdec.modeling.quantized import compute_dtype, num_ids, stored_parts
 
-NEW = 16
+NEW = 14
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW}
 
 
@@ -53,6 +54,14 @@ class Watcher(ScriptedDrafter):
         return torch.tensor(drafts)
 
 
+@functools.cache
+def plain_rows(name: str) -> list[list[int]]:
+    """What a quantized target says behind the three prompts, one at a time."""
+    rows = row_by_row(quantized(name), make_prompts(3), **GREEDY)
+    assert len(set(rows[0])) > 4, "a text without variety tests nothing"
+    return rows
+
+
 def speculate(target: Any, inputs: dict[str, torch.Tensor], drafter: Any, **kwargs: Any) -> Any:
     arguments = {**GREEDY, **kwargs}
     return target.generate(
@@ -79,21 +88,19 @@ def check_states(target: Any, inputs: Any, rows: list[list[int]], watcher: Watch
 
 @pytest.mark.parametrize("name", KINDS)
 class TestEveryKind:
-    def test_greedy(self, name, make_speculator, prompts):
+    def test_greedy(self, name, make_speculator):
         target, equality = quantized(name), KINDS[name].equality
         assert target.is_quantized or name == "fp8-dequantized"
         speculator = make_speculator(emb_dim=HIDDEN, n_predict=3)
         for batch in (1, 3):
-            inputs = prompts(batch)
-            expected = row_by_row(target, inputs, **GREEDY)
-            assert len(set(expected[0])) > 4, "a text without variety tests nothing"
+            inputs, expected = make_prompts(batch), plain_rows(name)[:batch]
             output = speculate(target, inputs, speculator)
             rows = new_tokens(output.sequences, inputs, [NEW] * batch)
             assert_same_or_near_tie(target, inputs, rows, expected, equality)
 
-    def test_half_right_drafts_and_the_states_behind_them(self, name, prompts):
-        target, inputs, equality = quantized(name), prompts(3), KINDS[name].equality
-        expected = row_by_row(target, inputs, **GREEDY)
+    def test_half_right_drafts_and_the_states_behind_them(self, name):
+        target, inputs, equality = quantized(name), make_prompts(3), KINDS[name].equality
+        expected = plain_rows(name)
         watcher = Watcher(expected, sometimes_wrong, 3)
         output = speculate(target, inputs, watcher)
         rows = new_tokens(output.sequences, inputs, [NEW] * 3)
@@ -105,13 +112,12 @@ class TestEveryKind:
 
 @pytest.mark.parametrize("name", of_equality("exact"))
 class TestWeightsAlone:
-    def test_sampled_under_a_seed(self, name, make_speculator, prompts):
-        target, inputs = quantized(name), prompts(3)
+    def test_sampled_under_a_seed(self, name, make_speculator):
+        target, inputs = quantized(name), make_prompts(3)
         common = {"do_sample": True, "row_seeds": [5, 6, 7]}
         speculator = make_speculator(emb_dim=HIDDEN, n_predict=3)
         plain, fast = (
-            speculate(target, inputs, speculator, num_assistant_tokens=k, **common)
-            for k in (0, 3)
+            speculate(target, inputs, speculator, num_assistant_tokens=k, **common) for k in (0, 3)
         )
         assert plain.sequences.tolist() == fast.sequences.tolist()
         torch.manual_seed(1)
@@ -120,9 +126,8 @@ class TestWeightsAlone:
         ).sequences
         assert rejected.shape == plain.sequences.shape and int(rejected.max()) < VOCAB_SIZE
 
-    def test_trees_and_drafts_out_of_the_text(self, name, make_speculator, prompts):
-        target, inputs = quantized(name), prompts(3)
-        expected = row_by_row(target, inputs, **GREEDY)
+    def test_trees_and_drafts_out_of_the_text(self, name, make_speculator):
+        target, inputs, expected = quantized(name), make_prompts(3), plain_rows(name)
         speculator = make_speculator(emb_dim=HIDDEN, n_predict=3)
         tree = speculate(target, inputs, speculator, num_tree_nodes=6)
         assert new_tokens(tree.sequences, inputs, [NEW] * 3) == expected
@@ -151,8 +156,8 @@ class TestDtypes:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("name", ["bnb-fp4-head", "torchao-int8-head", "quanto-int8-head"])
-    def test_of_the_state_and_of_the_drafter(self, name, dtype, make_speculator, prompts):
-        target, inputs = quantized(name, dtype), prompts(3)
+    def test_of_the_state_and_of_the_drafter(self, name, dtype, make_speculator):
+        target, inputs = quantized(name, dtype), make_prompts(3)
         other = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}[dtype]
         speculator = make_speculator(emb_dim=HIDDEN, n_predict=3).to(other)
         drafter = hf_specdec.drafters.MLPDrafter(speculator)
@@ -175,9 +180,7 @@ class TestDtypes:
 
     def test_the_dtype_of_a_packed_embedding_is_not_asked(self):
         packed = SimpleNamespace(weight=torch.zeros(8, 3, dtype=torch.uint8), num_embeddings=64)
-        target: Any = SimpleNamespace(
-            get_input_embeddings=lambda: packed, dtype=torch.bfloat16
-        )
+        target: Any = SimpleNamespace(get_input_embeddings=lambda: packed, dtype=torch.bfloat16)
         assert compute_dtype(target) == torch.bfloat16
         assert num_ids(packed) == 64
 
@@ -191,33 +194,32 @@ def test_a_quantized_head_knows_as_many_ids_as_before(name):
     assert sum(part.nbytes for part in kept) < VOCAB_SIZE * HIDDEN * 1.5
 
 
-class TestGguf:
-    @pytest.mark.parametrize("blocks", ["Q8_0", "Q4_0"])
-    @pytest.mark.parametrize("kept", [False, True], ids=["dequantized", "kept"])
-    def test_the_same_tokens(self, blocks, kept, make_speculator, prompts, tmp_path, monkeypatch):
-        file = write_gguf(tmp_path / "tiny.gguf", blocks)
-        # Without a kernel transformers unpacks everything; its packed layers run without one too.
-        kernel = SimpleNamespace(supports=lambda _type: True)
-        if kept:
-            monkeypatch.setattr(quantizer_gguf, "get_gguf_kernel", lambda: kernel)
-        target: Any = AutoModelForCausalLM.from_pretrained(
-            tmp_path,
-            gguf_file=file.name,
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            quantization_config=GgufConfig(dequantize=not kept),
-        ).eval()
-        target.generation_config.eos_token_id = None
-        target.generation_config.pad_token_id = PAD
-        head, embeddings = target.get_output_embeddings(), target.get_input_embeddings()
-        stored = torch.uint8 if kept else torch.float32
-        assert head.weight.dtype == embeddings.weight.dtype == stored
-        assert num_ids(head) == num_ids(embeddings) == VOCAB_SIZE
-        assert compute_dtype(target) == target.dtype == torch.float32
-        inputs = prompts(3)
-        expected = row_by_row(target, inputs, **GREEDY)
-        watcher = Watcher(expected, sometimes_wrong, 3)
-        for drafter in (make_speculator(emb_dim=HIDDEN), watcher):
-            output = speculate(target, inputs, drafter)
-            assert new_tokens(output.sequences, inputs, [NEW] * 3) == expected
-        check_states(target, inputs, expected, watcher)
+@pytest.fixture
+def gguf_target(tmp_path) -> Any:
+    """A Llama from a GGUF file of 4-bit blocks, as a user loads it: transformers unpacks it."""
+    file = write_gguf(tmp_path / "tiny.gguf", "Q4_0")
+    target: Any = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=file.name, dtype=torch.float32
+    ).eval()
+    target.generation_config.eos_token_id = None
+    target.generation_config.pad_token_id = PAD
+    return target
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["unpacked", "in_blocks"])
+def test_a_target_from_a_gguf_file(kept, gguf_target, make_speculator):
+    target, inputs = gguf_target, make_prompts(3)
+    if kept:
+        # As transformers does it for families and devices that it has kernels for.
+        keep_gguf_blocks(target, "Q4_0")
+    head, embeddings = target.get_output_embeddings(), target.get_input_embeddings()
+    assert head.weight.dtype == embeddings.weight.dtype
+    assert head.weight.dtype == (torch.uint8 if kept else torch.float32)
+    assert num_ids(head) == num_ids(embeddings) == VOCAB_SIZE
+    assert compute_dtype(target) == target.dtype == torch.float32
+    expected = row_by_row(target, inputs, **GREEDY)
+    watcher = Watcher(expected, sometimes_wrong, 3)
+    for drafter in (make_speculator(emb_dim=HIDDEN), watcher):
+        output = speculate(target, inputs, drafter)
+        assert new_tokens(output.sequences, inputs, [NEW] * 3) == expected
+    check_states(target, inputs, expected, watcher)
