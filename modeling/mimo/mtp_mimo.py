@@ -139,8 +139,8 @@ class MiMoMTP:
         table = self.target.lm_head.weight if rows is None else rows.weight
         if table is None or not is_plain(table):
             raise ValueError(
-                "the target's lm_head is quantized, so its rows can't be read; load the target with "
-                "the lm_head left out of the quantization"
+                "the target's lm_head is quantized, so its rows can't be read; load the target "
+                "with the lm_head left out of the quantization"
             )
         return table
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import cached_file
 
-from hf_specdec.modeling.quantized import compute_dtype
+from hf_specdec.modeling.quantized import compute_dtype, is_plain
 
 from .families import MTPFamily, family_of
 from .modeling_mtp import MTPModel
@@ -98,7 +98,11 @@ def _build(
         model = MTPModel(target, family, num_modules)
         # Weights are read in the dtype that they have by now.
         model.cast(dtype)
-    state = _dequantize({name: tensor for name, (_, tensor) in weights.items()}, dtype)
+    stored_state = {name: tensor for name, (_, tensor) in weights.items()}
+    try:
+        state = _dequantize(stored_state, dtype, _block_size(target))
+    except ValueError as error:
+        raise ValueError(f"{source!r}: {error}") from None
     conversions: list[Any] = []
     for model_type in dict.fromkeys((target.config.model_type, text_config.model_type)):
         conversions += get_checkpoint_conversion_mapping(model_type) or []
@@ -134,8 +138,14 @@ def _build(
     return model.eval().requires_grad_(False)
 
 
-def _dequantize(state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Multiply 8-bit weights with the factors of their blocks, as DeepSeek-V3 stores them."""
+def _dequantize(
+    state: dict[str, Tensor], dtype: torch.dtype, block: Sequence[int] = _FP8_BLOCK
+) -> dict[str, Tensor]:
+    """Multiply 8-bit weights with the factors of their blocks, as DeepSeek-V3 stores them.
+
+    Raises:
+        ValueError: factors of other blocks, or weights quantized in another way.
+    """
     result = {}
     for name, tensor in state.items():
         if name.endswith(_SCALE):
@@ -143,11 +153,32 @@ def _dequantize(state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tenso
         scale = state.get(name + _SCALE)
         if scale is not None:
             rows, columns = tensor.shape
-            factors = scale.float().repeat_interleave(_FP8_BLOCK[0], 0)
-            factors = factors.repeat_interleave(_FP8_BLOCK[1], 1)[:rows, :columns]
-            tensor = (tensor.float() * factors).to(dtype)
+            factors = scale.float().repeat_interleave(block[0], 0)
+            factors = factors.repeat_interleave(block[1], 1)
+            if (-(-rows // block[0]), -(-columns // block[1])) != tuple(scale.shape):
+                raise ValueError(
+                    f"the MTP weight {name} has shape {tuple(tensor.shape)} and factors "
+                    f"{tuple(scale.shape)}, which aren't one for each block of {tuple(block)}"
+                )
+            tensor = (tensor.float() * factors[:rows, :columns]).to(dtype)
+        elif name.endswith("weight") and not is_plain(tensor):
+            raise ValueError(
+                f"the MTP weight {name} is stored quantized, as {tensor.dtype}, in a way that "
+                "isn't known here (8-bit floats with a weight_scale_inv for each block are); load "
+                "the target from a checkpoint that keeps its MTP layers in full precision"
+            )
         result[name] = tensor
     return result
+
+
+def _block_size(target: Any) -> Sequence[int]:
+    """Rows and columns that share a factor, as the checkpoint's config says."""
+    quantization = getattr(target.config, "quantization_config", None)
+    if quantization is None:
+        return _FP8_BLOCK
+    if not isinstance(quantization, Mapping):
+        quantization = quantization.to_dict()
+    return quantization.get("weight_block_size") or _FP8_BLOCK
 
 
 def _read(
