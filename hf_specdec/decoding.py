@@ -14,6 +14,7 @@ from hf_specdec.decoding_settings import Decoded, DecodingSettings
 from hf_specdec.drafters.base import Drafter, VerifiedStep, started
 from hf_specdec.drafting import DraftPicker
 from hf_specdec.metrics import StatsRecorder
+from hf_specdec.modeling.quantized import num_ids
 from hf_specdec.outputs import OutputCollector
 from hf_specdec.processors import LogitsPipeline
 from hf_specdec.prompt import Prompt
@@ -61,7 +62,7 @@ class SpeculativeDecoder:
         self._draft_length = settings.draft_length
         self._target = target
         self._drafter = drafter
-        self._vocabulary = target.model.get_output_embeddings().weight.shape[0]
+        self._vocabulary = num_ids(target.model.get_output_embeddings())
         self._proposals = Proposals(drafter, self._vocabulary)
         self._streamer = streamer
         self._pipeline = LogitsPipeline(processors, num_rows)

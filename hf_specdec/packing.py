@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 # Rows of the input that the layout is chosen for: a few tokens of a few texts.
 _ROWS = 16
@@ -102,7 +103,10 @@ def pack_weights(model: nn.Module) -> int:
         raise RuntimeError("pack_weights needs a torch that was built with oneDNN")
     layers = [(name, layer) for name, layer in model.named_modules() if _is_linear(layer)]
     if not layers:
-        raise ValueError(f"model={type(model).__name__} has no nn.Linear to pack")
+        raise ValueError(
+            f"model={type(model).__name__} has no nn.Linear to pack (quantized layers stay as they "
+            "are)"
+        )
     for name, layer in layers:
         _check(name, layer.weight)
     # All of them first: out of memory in the middle leaves the model as it was.
@@ -137,7 +141,9 @@ def suspended(model: nn.Module) -> Iterator[None]:
 
 
 def _is_linear(layer: nn.Module) -> bool:
-    return type(layer) in (nn.Linear, PackedLinear)
+    # torchao leaves the layer as it is, and makes its weight a subclass of Tensor.
+    ordinary = type(layer) in (nn.Linear, PackedLinear)
+    return ordinary and not is_traceable_wrapper_subclass(layer.weight)
 
 
 def _make_ordinary(layer: PackedLinear) -> None:

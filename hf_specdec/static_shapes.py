@@ -27,6 +27,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from hf_specdec.modeling.quantized import stored_parts
+
 Tensors = tuple[torch.Tensor, ...]
 # Runs before a recording: the first ones compile, and let libraries allocate what they keep.
 _WARM_UPS = 2
@@ -202,7 +204,8 @@ def state_of(model: torch.nn.Module) -> Hashable:
         )
         for module in model.modules()
     )
-    weights = tuple(t.data_ptr() for t in (*model.parameters(), *model.buffers()))
+    tensors = (*model.parameters(), *model.buffers())
+    weights = tuple(part.data_ptr() for t in tensors for part in stored_parts(t))
     config = getattr(model, "config", None)
     return modules, weights, None if config is None else repr(config)
 

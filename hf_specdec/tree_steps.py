@@ -13,6 +13,7 @@ import torch
 
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.drafting import NodePicker
+from hf_specdec.modeling.quantized import num_ids
 from hf_specdec.outputs import OutputRequest
 from hf_specdec.processors import LogitsPipeline
 from hf_specdec.proposals import Proposals
@@ -92,7 +93,7 @@ class TreeStepper:
         self._pipeline = pipeline
         self._plan = plan
         self._outputs = outputs
-        self._vocabulary = target.model.get_output_embeddings().weight.shape[0]
+        self._vocabulary = num_ids(target.model.get_output_embeddings())
         self._proposals = Proposals(drafter, self._vocabulary)
 
     def step(self, rows: ActiveRows, depth: int) -> TreeStep:

@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tree_steps": {
         "drafters",
         "drafting",
+        "modeling",
         "outputs",
         "processors",
         "proposals",
@@ -58,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "schedule": set(),
     "target": {"attention", "cache", "cache_layers", "modeling", "prompt", "tree"},
     "lockstep": {"target", "prompt"},
-    "static_shapes": set(),
+    "static_shapes": {"modeling"},
     "static_cache": {"cache", "cache_layers", "static_shapes"},
     "recorded_states": {"modeling"},
     "static_target": {
@@ -109,6 +110,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "noise",
         "cache",
         "metrics",
+        "modeling",
         "config",
         "processors",
         "stopping",
@@ -191,6 +193,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "compatibility",
         "drafters",
         "metrics",
+        "modeling",
         "packing",
         "prompt",
         "registry",
@@ -213,7 +216,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "stopping",
         "streaming",
     },
-    "serving": {"metrics", "stopping", "streaming"},
+    "serving": {"metrics", "modeling", "stopping", "streaming"},
 }
 # These may import all units but the ones named.
 MAY_NOT_IMPORT: dict[str, set[str]] = {

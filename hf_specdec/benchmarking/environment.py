@@ -34,6 +34,10 @@ def describe_environment(target: Any, memory: MemoryKind) -> dict[str, Any]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
+    quantizer = getattr(target, "hf_quantizer", None)
+    if quantizer is not None and getattr(target, "is_quantized", False):
+        method = quantizer.quantization_config.quant_method
+        environment["quantization"] = str(getattr(method, "value", method))
     if device.type == "cuda":
         environment["gpu"] = torch.cuda.get_device_name(device)
         environment["cuda"] = torch.version.cuda

@@ -21,6 +21,7 @@ from hf_specdec.benchmarking.results import Disagreement, Row, RowRecord
 from hf_specdec.benchmarking.synthetic import SyntheticDrafter, settle
 from hf_specdec.benchmarking.workload import Group, Workload, groups_of
 from hf_specdec.drafters import Drafter
+from hf_specdec.modeling.quantized import num_ids
 from hf_specdec.registry import drafter_for
 from hf_specdec.schedule import AUTO, MOST_AUTO, NumDraftTokens
 from hf_specdec.tree_words import tree_wish
@@ -137,7 +138,7 @@ class _PairedRuns:
         drafter = SyntheticDrafter(
             calls.new_tokens(calls.plain(group), group),
             workload.max_new_tokens,
-            self._pair.target.get_input_embeddings().weight.shape[0],
+            num_ids(self._pair.target.get_input_embeddings()),
             workload.acceptance,
             max_draft_tokens=MOST_AUTO if k == AUTO else k,
             # Other coins for other prompts.

@@ -30,6 +30,7 @@ from hf_specdec.drafters.mlp_tree import (
     most_candidate_nodes,
 )
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
+from hf_specdec.modeling.quantized import num_ids
 from hf_specdec.prompt import Prompt
 from hf_specdec.static_shapes import CompileChoice
 from hf_specdec.tree import TokenTree, TreeShape
@@ -121,7 +122,7 @@ class MLPDrafter(Drafter):
         self._hidden_states = None
         self._first_proposal = True
         embeddings: Any = target.get_input_embeddings()
-        self._num_target_ids = embeddings.weight.shape[0]
+        self._num_target_ids = num_ids(embeddings)
         self._covered = None
         ids = self.model.speculator.draft_token_ids
         if ids is not None and self._num_target_ids < self.model.config.vocab_size:

@@ -16,7 +16,16 @@ _IN_BOTH = (
     "mean_acceptance_length", "per_position",
 )  # fmt: skip
 # What of a machine a reader wants to know, in this order.
-_MACHINE = ("gpu", "processor", "threads", "dtype", "torch", "transformers", "hf_specdec")
+_MACHINE = (
+    "gpu",
+    "processor",
+    "threads",
+    "dtype",
+    "quantization",
+    "torch",
+    "transformers",
+    "hf_specdec",
+)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
+from hf_specdec.modeling.quantized import num_ids
 from hf_specdec.serving.api_errors import ApiError
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class ServedModel:
     @property
     def vocab_size(self) -> int:
         """Tokens that the target can be shown."""
-        return self.target.get_input_embeddings().weight.shape[0]
+        return num_ids(self.target.get_input_embeddings())
 
     def list_models(self) -> list[dict[str, Any]]:
         """Entries of ``/v1/models``."""

@@ -14,6 +14,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_specdec.modeling.checkpoint_headers import read_json
+from hf_specdec.modeling.quantized import stored_parts
 from hf_specdec.training.checkpoint import write_whole
 
 FORMAT_VERSION = 1
@@ -30,8 +31,9 @@ def fingerprint(target: PreTrainedModel) -> str:
     """A short sum over parts of a target's weights: different models have different ones."""
     digest = hashlib.sha256()
     for name, weight in target.named_parameters():
-        some = weight.detach().flatten()[:64].float().cpu()
-        digest.update(f"{name} {list(weight.shape)} {some.tolist()}".encode())
+        for part in stored_parts(weight.detach()):
+            some = part.flatten()[:64].float().cpu()
+            digest.update(f"{name} {list(part.shape)} {some.tolist()}".encode())
     return digest.hexdigest()[:16]
 
 

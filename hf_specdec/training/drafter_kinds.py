@@ -17,6 +17,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec.modeling.mimo import MiMoForCausalLM, mimo_from_decoder
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
+from hf_specdec.modeling.quantized import is_plain
 from hf_specdec.training.checkpoint import write_folder
 from hf_specdec.training.corpora import StageCorpora
 from hf_specdec.training.corpus import Corpus
@@ -260,6 +261,13 @@ def _copy_speculator(
 
 def _as_mimo(target: PreTrainedModel) -> MiMoForCausalLM:
     if isinstance(target, MiMoForCausalLM):
+        for name, weight in target.named_parameters():
+            if not is_plain(weight):
+                raise ValueError(
+                    f"kind='mtp' trains a layer that belongs to the target, whose {name} is "
+                    f"quantized ({type(weight).__name__}, {weight.dtype}); load the target in "
+                    "bfloat16 or float32"
+                )
         return target
     try:
         return mimo_from_decoder(target)

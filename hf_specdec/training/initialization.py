@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
+from hf_specdec.modeling.quantized import is_plain
 from hf_specdec.training.corpus import Corpus
 from hf_specdec.training.draft_vocabulary import choose_draft_token_ids, count_tokens
 
@@ -102,7 +103,7 @@ def initialize_from_target(
         seed: of the random projections. All heads start from the same one.
 
     Raises:
-        ValueError: a table that does not fit the model.
+        ValueError: a table that is quantized or does not fit the model.
     """
     config = model.config
     network: Any = model.speculator
@@ -110,6 +111,12 @@ def initialize_from_target(
         ("input_embeddings_weight", input_embeddings_weight),
         ("lm_head_weight", lm_head_weight),
     ):
+        if not is_plain(table):
+            raise ValueError(
+                f"{name} is quantized ({type(table).__name__}, {table.dtype}), so the speculator's "
+                "token tables can't begin with the target's: set initialize='random', or leave the "
+                "head and the embedding out of the quantization"
+            )
         if table.dim() != 2 or table.shape[1] != config.emb_dim or len(table) < config.vocab_size:
             raise ValueError(
                 f"{name} must be [at least {config.vocab_size}, {config.emb_dim}], the target's, "

@@ -22,6 +22,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from hf_specdec.modeling.quantized import is_plain
+
 from .configuration_mimo import MiMoConfig
 from .modeling_mimo import MiMoForCausalLM
 
@@ -88,9 +90,10 @@ def mimo_from_decoder(
     config = _config(target.config, num_mtp_layers, mtp_feed, mtp_mask_position_0)
     state = dict(target.state_dict())
     for name, tensor in state.items():
-        if not tensor.is_floating_point():
+        if not is_plain(tensor):
+            stored = tensor.dtype if type(tensor) is Tensor else type(tensor).__name__
             raise ValueError(
-                f"target: {name} is {tensor.dtype}, a quantized weight; load the target "
+                f"target: {name} is {stored}, a quantized weight; load the target "
                 "dequantized, in bfloat16 or float32"
             )
     last = f"model.layers.{config.num_hidden_layers - 1}."

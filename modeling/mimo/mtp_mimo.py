@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import Cache
 
 from hf_specdec.modeling.mtp import Feed, MTPSwitches
+from hf_specdec.modeling.quantized import is_plain
 
 from .configuration_mimo import check_draft_token_ids
 from .modeling_mimo import MiMoForCausalLM
@@ -27,7 +28,8 @@ class _DraftRows:
     def __init__(self, ids: list[int], head: Tensor) -> None:
         self._ids, self._head, self._state = ids, head, _state(head)
         self.token_ids = torch.tensor(ids, device=head.device)
-        self.weight = head.detach()[self.token_ids]
+        # Of a quantized head no rows can be taken: it is run as a whole, and columns are.
+        self.weight = head.detach()[self.token_ids] if is_plain(head) else None
 
     def are_of(self, ids: list[int], head: Tensor) -> bool:
         """Whether they are of this head, which was neither moved nor written to since."""
@@ -134,7 +136,13 @@ class MiMoMTP:
     def head_weight(self) -> Tensor:
         """The output table of a draft: the head's, [V, d], or its rows for the draft ids."""
         rows = self._draft_rows()
-        return self.target.lm_head.weight if rows is None else rows.weight
+        table = self.target.lm_head.weight if rows is None else rows.weight
+        if table is None or not is_plain(table):
+            raise ValueError(
+                "the target's lm_head is quantized, so its rows can't be read; load the target "
+                "with the lm_head left out of the quantization"
+            )
+        return table
 
     def embed(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Embeddings [B, N, d] of the tokens that follow the states at ``position_ids`` [B, N]."""
@@ -171,6 +179,8 @@ class MiMoMTP:
         rows = self._draft_rows()
         if rows is None:
             return self.target.lm_head(hidden_states)
+        if rows.weight is None:
+            return self.target.lm_head(hidden_states)[..., rows.token_ids]
         return F.linear(hidden_states, rows.weight)
 
     def _draft_rows(self) -> _DraftRows | None:

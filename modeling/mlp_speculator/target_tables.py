@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .configuration_mlp_speculator import MLPSpeculatorConfig
 
@@ -67,8 +68,8 @@ def borrow(
         current: what is bound now; returned as it is when it came from the same, unchanged tensors.
 
     Raises:
-        ValueError: for a table of the wrong shape, of integers (quantised), without data, or on
-            another device.
+        ValueError: for a table that is quantized, of the wrong shape, without data, or on another
+            device.
     """
     _check_table("input_embeddings_weight", input_embeddings_weight, config, like)
     _check_table("lm_head_weight", lm_head_weight, config, like)
@@ -94,16 +95,19 @@ def borrow(
 
 
 def _check_table(name: str, table: Tensor, config: MLPSpeculatorConfig, like: Tensor) -> None:
+    # A subclass that stands for floating point would be unpacked, whole, when it is cast.
+    wraps = is_traceable_wrapper_subclass(table)
+    if wraps or not table.is_floating_point() or table.element_size() == 1:
+        stored = type(table).__name__ if wraps else table.dtype
+        raise ValueError(
+            f"{name} is quantized, {stored}; share_target_weights needs the target's token tables "
+            "in floating point, so keep both out of the quantization"
+        )
     if table.dim() != 2 or table.shape[1] != config.emb_dim or table.shape[0] < config.vocab_size:
         raise ValueError(
             f"{name} must be [at least vocab_size={config.vocab_size}, "
             f"emb_dim={config.emb_dim}], got {list(table.shape)}; this speculator belongs to "
             "another target"
-        )
-    if not table.is_floating_point():
-        raise ValueError(
-            f"{name} has dtype {table.dtype}; share_target_weights needs the target's token "
-            "tables in floating point, so keep both out of the quantisation"
         )
     if table.device != like.device:
         raise ValueError(

@@ -29,6 +29,7 @@ from hf_specdec.modeling.checkpoint_headers import (
     read_index,
     shown,
 )
+from hf_specdec.modeling.quantized import compute_dtype
 
 from .families import MTPFamily, family_of
 from .modeling_mtp import MTPModel
@@ -109,12 +110,16 @@ def _build(
         )
     _check_dtypes(source, weights)
     head = target.get_output_embeddings().weight
-    dtype = target.get_input_embeddings().weight.dtype
+    dtype = compute_dtype(target)
     with torch.device("meta"):
         model = MTPModel(target, family, num_modules)
         # Weights are read in the dtype that they have by now.
         model.cast(dtype)
-    state = _dequantize({name: tensor for name, (_, tensor) in weights.items()}, dtype)
+    stored_state = {name: tensor for name, (_, tensor) in weights.items()}
+    try:
+        state = _dequantize(stored_state, dtype, _block_size(target))
+    except ValueError as error:
+        raise ValueError(f"{source!r}: {error}") from None
     conversions: list[Any] = []
     for model_type in dict.fromkeys((target.config.model_type, text_config.model_type)):
         conversions += get_checkpoint_conversion_mapping(model_type) or []
@@ -157,30 +162,47 @@ def _check_dtypes(source: str, weights: Mapping[str, tuple[str, Tensor]]) -> Non
         if not scaled and tensor.dtype not in _FLOATS:
             raise ValueError(
                 f"{source!r} holds the MTP weight {shown(key)} as {tensor.dtype}; it must be "
-                f"floating point of 16 bits or more, or 8 bits with {_SCALE} beside it"
+                f"floating point of 16 bits or more, or 8 bits with {_SCALE} for each block beside "
+                "it. Load the target from a checkpoint that keeps its MTP layers in full precision"
             )
 
 
-def _dequantize(state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Multiply 8-bit weights with the factors of their blocks, as DeepSeek-V3 stores them."""
+def _dequantize(
+    state: dict[str, Tensor], dtype: torch.dtype, block: Sequence[int] = _FP8_BLOCK
+) -> dict[str, Tensor]:
+    """Multiply 8-bit weights with the factors of their blocks, as DeepSeek-V3 stores them.
+
+    Raises:
+        ValueError: factors of other blocks.
+    """
     result = {}
     for name, tensor in state.items():
         if name.endswith(_SCALE):
             continue
         scale = state.get(name + _SCALE)
         if scale is not None:
-            blocks = [-(-n // size) for n, size in zip(tensor.shape, _FP8_BLOCK, strict=False)]
+            blocks = [-(-n // size) for n, size in zip(tensor.shape, block, strict=False)]
             if tensor.dim() != 2 or list(scale.shape) != blocks:
                 raise ValueError(
                     f"the MTP weight {name} has shape {tuple(tensor.shape)}, but its {_SCALE} has "
-                    f"{tuple(scale.shape)}; it must be one factor for every block of {_FP8_BLOCK}"
+                    f"{tuple(scale.shape)}; it must be one factor for each block of {tuple(block)}"
                 )
             rows, columns = tensor.shape
-            factors = scale.float().repeat_interleave(_FP8_BLOCK[0], 0)
-            factors = factors.repeat_interleave(_FP8_BLOCK[1], 1)[:rows, :columns]
+            factors = scale.float().repeat_interleave(block[0], 0)
+            factors = factors.repeat_interleave(block[1], 1)[:rows, :columns]
             tensor = (tensor.float() * factors).to(dtype)
         result[name] = tensor
     return result
+
+
+def _block_size(target: Any) -> Sequence[int]:
+    """Rows and columns that share a factor, as the checkpoint's config says."""
+    quantization = getattr(target.config, "quantization_config", None)
+    if quantization is None:
+        return _FP8_BLOCK
+    if not isinstance(quantization, Mapping):
+        quantization = quantization.to_dict()
+    return quantization.get("weight_block_size") or _FP8_BLOCK
 
 
 def _read(

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from hf_specdec.modeling.quantized import compute_dtype
+
 from .families import MTPFamily
 from .longcat_mtp import LongcatMTPBlock
 from .switches import Feed
@@ -139,8 +141,7 @@ class MTPModel(PreTrainedModel):
     def follow_target(self) -> None:
         """Move to where the target's head is, and to its dtype, should it have changed."""
         head = self.target.get_output_embeddings().weight
-        # Quantized heads say nothing of the dtype.
-        dtype = self.target.get_input_embeddings().weight.dtype
+        dtype = compute_dtype(self.target)
         if self.device != head.device or self.dtype != dtype:
             self.cast(dtype, head.device)
 
