@@ -8,6 +8,7 @@ and its verdict on them. What follows from those are sums of integers, the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,19 +20,23 @@ from hf_specdec.auto_length import AutoDraftLength
 from hf_specdec.decoding_settings import DecodingSettings
 from hf_specdec.drafters.base import Drafter, Feed, NodeLogits, PickToken, VerifiedStep
 from hf_specdec.prompt import Prompt
-from hf_specdec.ranks import Ranks
+from hf_specdec.ranks import Ranks, whole_ends
 from hf_specdec.tree import TokenTree, TreeShape
 from hf_specdec.tree_shape import MeasuredTree
 from hf_specdec.verification import Verdict
 
 
-def settle_call(ranks: Ranks, settings: DecodingSettings, prompt: Prompt) -> DecodingSettings:
+def settle_call(
+    ranks: Ranks, settings: DecodingSettings, prompt: Prompt, target: Any, given: Cache | None
+) -> DecodingSettings:
     """Make sure that all ranks were asked for the same, and take what the first one knows.
 
     Args:
         ranks: of the call.
         settings: of this rank.
         prompt: of this rank.
+        target: the model.
+        given: a cache that holds the beginning of the prompt.
 
     Returns:
         The settings to decode by; ``settings`` itself where a rank has its rows to itself.
@@ -40,6 +45,10 @@ def settle_call(ranks: Ranks, settings: DecodingSettings, prompt: Prompt) -> Dec
         ValueError: on every rank, if their calls differ.
     """
     settings = replace(settings, ranks=ranks)
+    if ranks.in_step and settings.prefill_chunk_size is not None:
+        # The forwards over the prompt are as many as it has chunks.
+        num_tokens = prompt.num_slots - (given.get_seq_length() if given is not None else 0)
+        ranks.level(-(-num_tokens // settings.prefill_chunk_size), target)
     if ranks.same_rows is None:
         return settings
     _compare(ranks.gather(_asked_for(settings, prompt)))
@@ -104,6 +113,19 @@ def common_drafter(drafter: Drafter, settings: DecodingSettings) -> Drafter:
     return CommonDrafter(drafter, settings.ranks, settings.confidence_threshold > 0)
 
 
+def call_context(ranks: Ranks, drafter: Drafter, target: Any) -> AbstractContextManager[None]:
+    """What the ranks of a call hold for as long as it runs.
+
+    Args:
+        ranks: of the call.
+        drafter: of the call.
+        target: the model.
+    """
+    if ranks.in_step and drafter.runs_target_modules:
+        return whole_ends(target)
+    return nullcontext()
+
+
 class CommonDrafter(Drafter):
     """Every rank drafts, with its own copy of the drafter, and takes the first rank's drafts.
 
@@ -127,6 +149,11 @@ class CommonDrafter(Drafter):
     def reads_prompt(self) -> bool:  # type: ignore[override]
         """See `Drafter.reads_prompt`."""
         return self._drafter.reads_prompt
+
+    @property
+    def runs_target_modules(self) -> bool:  # type: ignore[override]
+        """See `Drafter.runs_target_modules`."""
+        return self._drafter.runs_target_modules
 
     @property
     def max_draft_tokens(self) -> int:

@@ -21,7 +21,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from transformers.pipelines import base as transformers_pipelines
 
 from hf_specdec import call_options, compatibility, compile_options, pipelines, resolution
-from hf_specdec.common_call import common_drafter, settle_call
+from hf_specdec.common_call import call_context, common_drafter, settle_call
 from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import SpeculativeDecoder
 from hf_specdec.decoding_settings import DecodingSettings
@@ -247,7 +247,8 @@ def _decode(
     is_given = getattr(cache, "_is_user_defined", False)
     if is_given:
         compatibility.check_cache(cache, num_rows, input_ids.shape[1], prompt.num_slots, target)
-    settings = settle_call(ranks, _settings(generation_config, options, num_rows, device), prompt)
+    settings = _settings(generation_config, options, num_rows, device)
+    settings = settle_call(ranks, settings, prompt, target, cache if is_given else None)
     returns_dict = generation_config.return_dict_in_generate
     is_retained = returns_dict or is_given
     runner, windows = target_runner(
@@ -266,7 +267,8 @@ def _decode(
     decoder = SpeculativeDecoder(
         runner, drafter, prompt, settings, logits_processor, stopping_criteria, streamer, windows
     )
-    decoded = decoder.run(model_kwargs, cache if is_retained else None)
+    with call_context(ranks, drafter, target):
+        decoded = decoder.run(model_kwargs, cache if is_retained else None)
     call_options.remember(assistant_model, settings.draft_length)
     _count(target, assistant_model, decoded.stats)
     if not returns_dict:

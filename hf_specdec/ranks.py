@@ -15,6 +15,7 @@ Boundary: who the others are and talking to them; what there is to talk about is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -112,6 +113,48 @@ def run_idle(model: Any) -> None:
     """A forward over one token, for the ranks that can't do without this one's part of it."""
     device = model.get_input_embeddings().weight.device
     model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=device), use_cache=False)
+
+
+@contextmanager
+def whole_ends(target: Any) -> Iterator[None]:
+    """Let FSDP keep the embedding and the output head whole inside the block.
+
+    For drafters that run these outside of the target's forward: gathered each time, they would have
+    to be run equally often on every rank. What FSDP keeps anyway, and other targets, are left alone.
+
+    Args:
+        target: all ranks are about to generate with it.
+    """
+    cut = _cut_ends(target)
+    for unit in cut:
+        unit.set_reshard_after_forward(False, recurse=False)
+        unit.unshard()
+    try:
+        yield
+    finally:
+        for unit in cut:
+            unit.set_reshard_after_forward(True, recurse=False)
+            unit.reshard()
+
+
+def _cut_ends(target: Any) -> list[Any]:
+    """FSDP's units that free the embedding or the head after each forward, each once."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    # Before its first forward everything is cut, and nothing says what will stay.
+    run_idle(target)
+    ends = (target.get_input_embeddings(), target.get_output_embeddings())
+    units: dict[int, Any] = {}
+    for end in ends:
+        if not isinstance(end.weight, DTensor):
+            continue
+        name = next(name for name, module in target.named_modules() if module is end)
+        above = [target.get_submodule(name[:i]) for i, c in enumerate(name) if c == "."]
+        holders = [m for m in (target, *above, end) if isinstance(m, FSDPModule)]
+        if holders:
+            units[id(holders[-1])] = holders[-1]
+    return list(units.values())
 
 
 def ranks_of(target: Any, synced: bool, device: torch.device | str) -> Ranks:
