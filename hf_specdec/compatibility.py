@@ -292,6 +292,13 @@ def check_ranks(in_step: bool, target: PreTrainedModel, compiles: CompileChoice 
             "tokens again after a rejected draft, when others don't. Call generate() without "
             "assistant_model"
         )
+    weight: Any = target.get_output_embeddings().weight
+    if weight.ndim != 2:
+        raise ValueError(
+            f"synced_gpus=True: the output head of {type(target).__name__} is in pieces between "
+            "forwards. Under FullyShardedDataParallel call generate() inside "
+            "FullyShardedDataParallel.summon_full_params(model, writeback=False, recurse=False)"
+        )
     if compiles is not None:
         raise ValueError(
             "synced_gpus=True: ranks that compile their forwards don't run equally many. Set "

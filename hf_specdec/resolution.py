@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
 
 from hf_specdec import compatibility
 from hf_specdec.config import SpeculativeConfig
-from hf_specdec.drafters import Drafter, MTPDrafter, NGramDrafter
+from hf_specdec.drafters import Drafter, Gemma4Drafter, MTPDrafter, NGramDrafter
 from hf_specdec.registry import FAMILIES, MTP_MODEL_TYPES, drafter_for, mtp_network
 from hf_specdec.schedule import AUTO
 from hf_specdec.tree_words import tree_wish
@@ -66,7 +67,8 @@ def resolve(config: SpeculativeConfig, target: PreTrainedModel) -> Resolution:
     size = config.draft_tensor_parallel_size
     if size is None:
         # vLLM's rule: a speculator is never cut, MTP layers are the target's.
-        size = _tensor_parallel_size(target) if isinstance(drafter, MTPDrafter) else 1
+        cut = isinstance(drafter, (MTPDrafter, Gemma4Drafter))
+        size = _tensor_parallel_size(target) if cut else 1
     decided = replace(
         config,
         method=drafter.method,
@@ -159,6 +161,13 @@ def _load(config: SpeculativeConfig, target: PreTrainedModel) -> PreTrainedModel
     _check_method(config, drafter)
     drafter.check_config(target)
     _check_num_draft_tokens(config, drafter)
+    size = _tensor_parallel_size(target)
+    if size > 1 and isinstance(drafter, Gemma4Drafter):
+        # It attends to the keys of the target, of which each rank has those of some heads.
+        cut = DistributedConfig(tp_size=size)
+        return AutoModel.from_pretrained(
+            name, revision=revision, dtype=target.dtype, distributed_config=cut
+        )
     device = target.get_output_embeddings().weight.device
     loaded = AutoModel.from_pretrained(name, revision=revision, dtype=target.dtype)
     return loaded.to(device)
