@@ -293,7 +293,7 @@ def check_ranks(in_step: bool, target: PreTrainedModel, compiles: CompileChoice 
             "assistant_model"
         )
     weight: Any = target.get_output_embeddings().weight
-    if weight.ndim != 2:
+    if weight.ndim != 2 or weight.untyped_storage().nbytes() == 0:
         raise ValueError(
             f"synced_gpus=True: the output head of {type(target).__name__} is in pieces between "
             "forwards. Under FullyShardedDataParallel call generate() inside "

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from mtp_checkpoints import load
+from mtp_checkpoints import FAMILIES, config_of
 from tensor_parallel_checks import inputs_of, recorded
 from tiny_models import ScriptedDrafter, _target, row_by_row, sometimes_wrong
 from tiny_pairs import random_speculator
@@ -184,7 +184,7 @@ def check_what_cant_keep_step_is_refused(folder: Path, rank: int) -> None:
     static = {"cache_implementation": "static", "compile_config": CompileConfig(backend="eager")}
     with pytest.raises(ValueError, match=r"synced_gpus=True: .*disable_compile=True"):
         generate(sharded_llama(), rank, speculator, synced_gpus=True, **static)
-    recurrent = load("qwen3_next")
+    recurrent = AutoModelForCausalLM.from_config(config_of(FAMILIES["qwen3_next"]))
     with pytest.raises(ValueError, match="synced_gpus=True: .*Qwen3NextForCausalLM has recurrent"):
-        generate(recurrent, rank, None, use_mtp=True, synced_gpus=True)
+        generate(recurrent, rank, speculator, synced_gpus=True)
 

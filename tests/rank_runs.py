@@ -1,13 +1,15 @@
-"""Run checks on several ranks at once: a script for torchrun, or one that forks the ranks itself.
+"""Run checks on several ranks at once: a script that forks the ranks, or one for torchrun.
 
-``torchrun --nproc-per-node 2 rank_runs.py tensor_parallel_checks,in_step_checks FOLDER`` runs every
-function of these modules that begins with ``check_``, in order, on both ranks, and each rank writes
-to ``FOLDER`` what became of them. Without torchrun, a third argument says how many ranks to fork.
-A rank whose check fails ends there, as the others are then no longer where it is.
+``rank_runs.py FOLDER some_checks,other_checks:2 more_checks:4`` runs every function of the first
+two modules that begins with ``check_``, in order, on two ranks, then those of the third on four.
+The ranks share the imports of this process; started by ``torchrun`` it is one of the ranks itself.
+Each rank writes to ``FOLDER`` what became of its checks. One whose check fails ends there, as the
+others are then no longer where it is.
 """
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import traceback
@@ -17,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-SECONDS = 240
+SECONDS = 400
 
 
 def checks_of(*modules: str) -> list[tuple[str, Callable]]:
@@ -30,17 +32,26 @@ def checks_of(*modules: str) -> list[tuple[str, Callable]]:
     ]
 
 
-def launch(modules: Sequence[str], num_ranks: int, folder: Path, fork: bool = False) -> None:
-    """Run the checks of some modules on ``num_ranks`` ranks; see `read` for what they found."""
-    script = [str(Path(__file__)), ",".join(modules), str(folder)]
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-    command = [*script, str(num_ranks)] if fork else [*launcher, *script]
+def prepare(modules: Sequence[str], folder: Path) -> None:
+    """Write the checkpoints that some checks load; ranks can't, only the first of them saves."""
+    for module in map(import_module, modules):
+        if hasattr(module, "prepare"):
+            module.prepare(folder)
+
+
+def launch(folder: Path, *groups: str, launcher: Sequence[str] = ()) -> None:
+    """Run this script on its own, or by a launcher; see `read` for what it found."""
     root = Path(__file__).parent.parent
-    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    settings = {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
+    }
     with open(folder / "log", "w") as log:
         subprocess.run(
-            [sys.executable, "-W", "ignore", *command],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
+            [sys.executable, "-W", "ignore", *launcher, __file__, str(folder), *groups],
+            env={**os.environ, **settings},
             stdout=log,
             stderr=subprocess.STDOUT,
             timeout=SECONDS,
@@ -51,7 +62,7 @@ def launch(modules: Sequence[str], num_ranks: int, folder: Path, fork: bool = Fa
 def read(folder: Path, num_ranks: int, name: str) -> None:
     """Raise AssertionError unless a check passed on every rank."""
     for rank in range(num_ranks):
-        file = folder / f"rank{rank}.json"
+        file = folder / f"rank{rank}of{num_ranks}.json"
         found = json.loads(file.read_text()) if file.exists() else {}
         if name not in found:
             log = (folder / "log").read_text()[-4000:]
@@ -64,10 +75,9 @@ def run(modules: Sequence[str], folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
     # A rank that waits for one that failed gives up soon.
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    rank = dist.get_rank()
+    rank, count = dist.get_rank(), dist.get_world_size()
     found: dict[str, Any] = {}
     for name, check in checks_of(*modules):
         try:
@@ -77,41 +87,45 @@ def run(modules: Sequence[str], folder: Path) -> None:
             found[name] = None
         except BaseException:
             found[name] = traceback.format_exc()
-        (folder / f"rank{rank}.json").write_text(json.dumps(found))
-        if found[name] is not None and not os.environ.get("GO_ON"):
-            sys.stdout.flush()
+        (folder / f"rank{rank}of{count}.json").write_text(json.dumps(found))
+        if found[name] is not None:
             os._exit(1)
     dist.destroy_process_group()
 
 
-def main() -> None:
-    """Run as one of torchrun's ranks, or fork them."""
-    modules, folder = sys.argv[1].split(","), Path(sys.argv[2])
-    checks_of(*modules)
-    if len(sys.argv) < 4:
-        run(modules, folder)
-        return
-    count = int(sys.argv[3])
-    os.environ |= {"WORLD_SIZE": str(count), "MASTER_ADDR": "localhost"}
-    os.environ["MASTER_PORT"] = str(_free_port())
+def fork(modules: Sequence[str], count: int, folder: Path) -> None:
+    """Run the checks on ``count`` ranks."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"WORLD_SIZE": str(count), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     children = []
     for rank in range(count):
         child = os.fork()
         if child == 0:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            run(modules, folder)
-            os._exit(0)
+            try:
+                run(modules, folder)
+            finally:
+                os._exit(0)
         children.append(child)
     for child in children:
         os.waitpid(child, 0)
 
 
-def _free_port() -> int:
-    import socket
+def main() -> None:
+    """Run as one of torchrun's ranks, or fork them."""
+    import torch
 
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    for group in sys.argv[2:]:
+        modules, count = group.split(":")
+        if "RANK" in os.environ:
+            run(modules.split(","), folder)
+        else:
+            prepare(modules.split(","), folder)
+            fork(modules.split(","), int(count), folder)
 
 
 if __name__ == "__main__":

@@ -1,43 +1,39 @@
 """Several ranks: targets that are cut (tensor parallel), and rows that keep step (FSDP).
 
-The checks are in `tensor_parallel_checks` and `in_step_checks`. All of them run in one launch of
-two ranks, and those of tensor parallelism in one of four too.
+What is checked stands in `tensor_parallel_checks`, `in_step_checks` and `four_ranks_checks`; here
+all of it is run once, and every check is a test.
 """
 
 from pathlib import Path
 
-import four_ranks_checks
 import pytest
 import rank_runs
-import tensor_parallel_checks
 
-CUT, STEP = "tensor_parallel_checks", "in_step_checks"
-FOUR = "four_ranks_checks"
+TWO, FOUR = ("tensor_parallel_checks", "in_step_checks"), ("four_ranks_checks",)
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two ranks, started by torchrun, have left what they found."""
-    folder = tmp_path_factory.mktemp("two")
-    tensor_parallel_checks.prepare(folder)
-    rank_runs.launch([CUT, STEP], 2, folder)
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two ranks, and then four, have left what they found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    rank_runs.launch(folder, f"{','.join(TWO)}:2", f"{','.join(FOUR)}:4")
     return folder
 
 
-@pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of four, which share the imports of the process they come from."""
-    folder = tmp_path_factory.mktemp("four")
-    four_ranks_checks.prepare(folder)
-    rank_runs.launch([FOUR], 4, folder, fork=True)
-    return folder
+@pytest.mark.parametrize("name", [name for name, _ in rank_runs.checks_of(*TWO)])
+def test_on_two_ranks(name, results):
+    rank_runs.read(results, 2, name)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in rank_runs.checks_of(CUT, STEP)])
-def test_on_two_ranks(name, two_ranks):
-    rank_runs.read(two_ranks, 2, name)
+@pytest.mark.parametrize("name", [name for name, _ in rank_runs.checks_of(*FOUR)])
+def test_on_four_ranks(name, results):
+    rank_runs.read(results, 4, name)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in rank_runs.checks_of(FOUR)])
-def test_on_four_ranks(name, four_ranks):
-    rank_runs.read(four_ranks, 4, name)
+@pytest.mark.exhaustive
+def test_started_by_torchrun(tmp_path):
+    rank_runs.prepare(TWO, tmp_path)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    rank_runs.launch(tmp_path, f"{','.join(TWO)}:2", launcher=torchrun)
+    for name, _ in rank_runs.checks_of(*TWO):
+        rank_runs.read(tmp_path, 2, name)
