@@ -27,7 +27,7 @@ class Ranks:
     """This process among the others.
 
     Args:
-        same_rows: process group of the ranks that run the same rows as this one; ``None``: it alone.
+        same_rows: process group of the ranks that run the same rows; ``None``: this one alone.
         in_step: whether all ranks, whatever their rows, must run the same number of forwards.
         device: where tensors are that the ranks exchange.
     """
@@ -62,9 +62,7 @@ class Ranks:
         if self.same_rows is None:
             return value
         values = [value]
-        dist.broadcast_object_list(
-            values, self._first, group=self.same_rows, device=self._device
-        )
+        dist.broadcast_object_list(values, self._first, group=self.same_rows, device=self._device)
         return values[0]
 
     def gather(self, value: Any) -> list[Any]:
@@ -120,7 +118,7 @@ def whole_ends(target: Any) -> Iterator[None]:
     """Let FSDP keep the embedding and the output head whole inside the block.
 
     For drafters that run these outside of the target's forward: gathered each time, they would have
-    to be run equally often on every rank. What FSDP keeps anyway, and other targets, are left alone.
+    to be run equally often on every rank. What FSDP keeps anyway is left alone, and other targets.
 
     Args:
         target: all ranks are about to generate with it.
@@ -184,10 +182,9 @@ def tensor_parallel_group(target: Any) -> Any:
     named = [mesh for mesh in meshes if "tp" in (mesh.mesh_dim_names or ())]
     if named:
         group = named[0].get_group("tp")
-    elif not meshes or meshes[0].ndim > 1:
-        return None
-    elif any(isinstance(module, FSDPModule) for module in target.modules()):
-        return None
     else:
+        is_sharded = any(isinstance(module, FSDPModule) for module in target.modules())
+        if not meshes or meshes[0].ndim > 1 or is_sharded:
+            return None
         group = meshes[0].get_group()
     return group if dist.get_world_size(group) > 1 else None

@@ -187,4 +187,3 @@ def check_what_cant_keep_step_is_refused(folder: Path, rank: int) -> None:
     recurrent = AutoModelForCausalLM.from_config(config_of(FAMILIES["qwen3_next"]))
     with pytest.raises(ValueError, match="synced_gpus=True: .*Qwen3NextForCausalLM has recurrent"):
         generate(recurrent, rank, speculator, synced_gpus=True)
-

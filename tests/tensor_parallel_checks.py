@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gemma4_models import gemma4_assistant, gemma4_target, without_eos
-from mtp_checkpoints import load, write
+from mtp_checkpoints import write
 from tiny_models import PAD, VOCAB_SIZE, ScriptedDrafter, _target, row_by_row, sometimes_wrong
 from tiny_pairs import random_speculator
 from transformers import AutoModel, AutoModelForCausalLM, StoppingCriteria
@@ -135,7 +135,9 @@ def check_speculator_and_one_that_shares_the_targets_tables(folder: Path, rank: 
         torch.manual_seed(3)
         speculator = hf_specdec.MLPSpeculatorPreTrainedModel(config).eval()
         same_drafts((target, speculator), (cut(folder), speculator))
-        same_drafts((target, speculator), (cut(folder), speculator), do_sample=True, row_seeds=[1, 2, 3])
+        same_drafts(
+            (target, speculator), (cut(folder), speculator), do_sample=True, row_seeds=[1, 2, 3]
+        )
 
 
 def check_mtp_layers(folder: Path, rank: int) -> None:
@@ -164,7 +166,9 @@ def check_gemma4_assistant_is_cut_like_its_target(folder: Path, rank: int) -> No
     ).eval()
     reference = same_drafts((target, whole), (parts, assistant), num_assistant_tokens=3)
     for model, wrong in ((parts, whole), (target, assistant)):
-        with pytest.raises(ValueError, match=r"spread over \d rank.*its own heads over \d.*tp_size="):
+        with pytest.raises(
+            ValueError, match=r"spread over \d rank.*its own heads over \d.*tp_size="
+        ):
             generate(model, wrong)
     hf_specdec.attach(parts, {"model": str(folder / "gemma4-assistant")})
     output = generate(parts, None, num_assistant_tokens=3)
@@ -224,7 +228,7 @@ def check_first_ranks_drafts_and_verdicts_count(folder: Path, rank: int) -> None
         # On one rank no draft is sure enough, on the other every one.
         torch.manual_seed(3 + rank)
         speculator = random_speculator(target)
-        speculator.speculator.head[0].weight.mul_(0 if rank else 100)
+        speculator.requires_grad_(False).speculator.head[0].weight.mul_(0 if rank else 100)
         output = generate(model, speculator, assistant_confidence_threshold=0.1)
         assert output.sequences[:, 9:].tolist() == expected()
         for options in (

@@ -1,4 +1,4 @@
-"""Weights of a target that is cut over several ranks, put together for a drafter that reads them."""
+"""Weights of a target that is cut over several ranks, put together for a drafter to read."""
 
 from __future__ import annotations
 

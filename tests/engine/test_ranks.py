@@ -37,3 +37,10 @@ def test_started_by_torchrun(tmp_path):
     rank_runs.launch(tmp_path, f"{','.join(TWO)}:2", launcher=torchrun)
     for name, _ in rank_runs.checks_of(*TWO):
         rank_runs.read(tmp_path, 2, name)
+
+
+def test_a_process_on_its_own_keeps_step_with_nobody(target, make_speculator, prompts):
+    inputs = prompts(3)
+    options = {"assistant_model": make_speculator(), "max_new_tokens": 8, "do_sample": False}
+    alone = target.generate(**inputs, **options)
+    assert target.generate(**inputs, synced_gpus=True, **options).equal(alone)
