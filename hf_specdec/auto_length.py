@@ -175,11 +175,13 @@ class AutoDraftLength(DraftLength):
         measurements: of this drafter, from earlier calls too.
         choices: the K there are, 0 among them, in order, and `TREE` + N where there are trees.
         clock: seconds.
+        agree: makes several ranks use the choice of one of them.
     """
 
     measurements: Measurements = field(default_factory=Measurements)
     choices: Sequence[int] = (0,)
     clock: Callable[[], float] = time.perf_counter
+    agree: Callable[[int], int] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,6 +210,8 @@ class AutoDraftLength(DraftLength):
         allowed = [k for k in self.choices if k <= most or (k >= TREE and most)]
         with self.measurements.lock:
             self.current = self._choose(allowed)
+        if self.agree is not None:
+            self.current = self.agree(self.current)
         self._began = self.clock()
         return most if self.drafts_tree else self.current
 

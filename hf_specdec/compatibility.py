@@ -12,6 +12,7 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 from hf_specdec import attention, lockstep, tree_words
 from hf_specdec.drafters import Drafter
 from hf_specdec.outputs import OutputRequest
+from hf_specdec.static_shapes import CompileChoice
 from hf_specdec.streaming import RowStreamer
 from hf_specdec.target import attention_layers
 
@@ -275,12 +276,33 @@ def check_processors(processors: LogitsProcessorList, num_rows: int) -> None:
         )
 
 
-def check_ranks(synced_gpus: bool) -> None:
-    """Raise ValueError if ranks would have to run the same number of forwards."""
-    if synced_gpus:
+def check_ranks(in_step: bool, target: PreTrainedModel, compiles: CompileChoice | None) -> None:
+    """Raise ValueError if ranks that must run the same number of forwards couldn't.
+
+    Args:
+        in_step: whether they must (``synced_gpus``).
+        target: of the call.
+        compiles: how the call's forwards are compiled, if they are.
+    """
+    if not in_step:
+        return
+    if is_lockstep(target):
         raise ValueError(
-            "synced_gpus=True isn't available together with assistant_model: ranks would have to "
-            "run the same number of forwards. Set synced_gpus=False."
+            f"synced_gpus=True: the target {type(target).__name__} has recurrent layers and runs "
+            "tokens again after a rejected draft, when others don't. Call generate() without "
+            "assistant_model"
+        )
+    weight: Any = target.get_output_embeddings().weight
+    if weight.ndim != 2 or weight.untyped_storage().nbytes() == 0:
+        raise ValueError(
+            f"synced_gpus=True: the output head of {type(target).__name__} is in pieces between "
+            "forwards. Under FullyShardedDataParallel call generate() inside "
+            "FullyShardedDataParallel.summon_full_params(model, writeback=False, recurse=False)"
+        )
+    if compiles is not None:
+        raise ValueError(
+            "synced_gpus=True: ranks that compile their forwards don't run equally many. Set "
+            "disable_compile=True, or leave cache_implementation='static' out"
         )
 
 

@@ -10,6 +10,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.cache_utils import Cache
 
 from hf_specdec.cache import compact_order
+from hf_specdec.common_call import settle_verdict
 from hf_specdec.decoding_settings import Decoded, DecodingSettings
 from hf_specdec.drafters.base import Drafter, VerifiedStep, started
 from hf_specdec.drafting import DraftPicker
@@ -64,17 +65,19 @@ class SpeculativeDecoder:
         self._drafter = drafter
         self._vocabulary = num_ids(target.model.get_output_embeddings())
         self._proposals = Proposals(drafter, self._vocabulary)
+        self._ranks = settings.ranks
         self._streamer = streamer
         self._pipeline = LogitsPipeline(processors, num_rows)
         self._stopping = StoppingRules(
             criteria, settings.eos_token_ids, settings.max_length, num_rows
         )
+        self._asks_rows = self._ranks.number_of_first(int(self._stopping.asks_rows))
         self._stats = StatsRecorder(num_rows)
         self._trees: TreeStepper | None = None
         if settings.tree is not None:
             assert isinstance(target, RaggedTarget)
             self._trees = TreeStepper(
-                target, drafter, self._pipeline, settings.tree, settings.outputs
+                target, drafter, self._pipeline, settings.tree, settings.outputs, settings.ranks
             )
         self._collector: OutputCollector | None = None
         if settings.outputs:
@@ -115,8 +118,11 @@ class SpeculativeDecoder:
             target.capture(drafter.feed, drafter.reads_prompt),
         ):
             self._prefill(model_kwargs)
-            while self._host_rows:
+            for _ in self._ranks.steps(lambda: bool(self._host_rows), self._target.model):
                 self._step()
+            # Rows that ended early take one forward more to be handed out.
+            uneven = cache is not None and len(set(self._final_lengths)) > 1
+            self._ranks.level(int(uneven), self._target.model)
             if cache is not None:
                 cache = self._hand_out(cache)
         if self._trees is not None:
@@ -145,6 +151,7 @@ class SpeculativeDecoder:
         output = self._target.prefill(model_kwargs, self._settings.prefill_chunk_size)
         no_draft = self._last_tokens.new_empty((len(self._host_rows), 0))
         verdict, scores = self._verify(no_draft, None, output.logits, self._positions(1))
+        verdict = settle_verdict(self._ranks, verdict)
         self._emit(self._last_tokens[:, None], output, verdict, scores, "nobody")
 
     def _step(self) -> None:
@@ -164,6 +171,7 @@ class SpeculativeDecoder:
         tokens = torch.cat([self._last_tokens[:, None], draft_ids], dim=1)
         output = self._target.verify(tokens)
         verdict, scores = self._verify(draft_ids, draft_probs, output.logits, positions)
+        verdict = settle_verdict(self._ranks, verdict)
         self._emit(tokens, output, verdict, scores, "lookup" if looks_up else "drafter")
 
     def _tree_step(self, trees: TreeStepper, depth: int) -> None:
@@ -299,8 +307,8 @@ class SpeculativeDecoder:
             per_row.append(self._lookup.search(text, self._lengths + num_new))
         # The one read of a step on the host.
         host = torch.stack(per_row).cpu()
-        if self._stopping.asks_rows:
-            host = self._ask_criteria(host, scores)
+        if self._asks_rows:
+            host = self._ranks.of_first(self._ask_criteria(host, scores))
             num_new = host[0].to(tokens.device)
         host_num_new, host_finished, host_num_emitted, *host_matched = host.tolist()
         num_draft_tokens = run_tokens.shape[1] - 1

@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache
 from hf_specdec.lookup_options import PromptLookup
 from hf_specdec.metrics import SpeculationStats
 from hf_specdec.outputs import OutputRequest
+from hf_specdec.ranks import Ranks
 from hf_specdec.schedule import DraftLength
 from hf_specdec.tree_shape import TreePlan
 
@@ -32,6 +33,7 @@ class DecodingSettings:
         outputs: what to return besides the tokens.
         tree: which trees to draft; chains if ``None``.
         lookup: draft from the text itself where it repeats; never if ``None``.
+        ranks: the processes that the call involves.
     """
 
     draft_length: DraftLength
@@ -46,6 +48,7 @@ class DecodingSettings:
     outputs: OutputRequest = field(default_factory=OutputRequest)
     tree: TreePlan | None = None
     lookup: PromptLookup | None = None
+    ranks: Ranks = field(default_factory=Ranks)
 
     @property
     def most_draft_tokens(self) -> int:

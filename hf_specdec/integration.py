@@ -21,11 +21,13 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from transformers.pipelines import base as transformers_pipelines
 
 from hf_specdec import call_options, compatibility, compile_options, pipelines, resolution
+from hf_specdec.common_call import call_context, common_drafter, settle_call
 from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import SpeculativeDecoder
 from hf_specdec.decoding_settings import DecodingSettings
 from hf_specdec.metrics import SpeculationStats, SpeculationTotals
 from hf_specdec.prompt import Prompt
+from hf_specdec.ranks import ranks_of
 from hf_specdec.registry import FAMILIES, drafter_for, has_mtp, mtp_network
 from hf_specdec.runners import target_runner
 
@@ -232,8 +234,9 @@ def _decode(
     **model_kwargs: Any,
 ) -> GenerateDecoderOnlyOutput | torch.Tensor:
     """What ``_assisted_decoding`` is called with, served by `SpeculativeDecoder`."""
-    compatibility.check_ranks(synced_gpus)
     device = target.get_output_embeddings().weight.device
+    ranks = ranks_of(target, synced_gpus, device)
+    compatibility.check_ranks(ranks.in_step, target, options["compile"])
     num_rows = input_ids.shape[0]
     compatibility.check_inputs(input_ids, model_kwargs.get("attention_mask"), model_kwargs)
     compatibility.check_chunks(generation_config.prefill_chunk_size, model_kwargs)
@@ -245,6 +248,7 @@ def _decode(
     if is_given:
         compatibility.check_cache(cache, num_rows, input_ids.shape[1], prompt.num_slots, target)
     settings = _settings(generation_config, options, num_rows, device)
+    settings = settle_call(ranks, settings, prompt, target, cache if is_given else None)
     returns_dict = generation_config.return_dict_in_generate
     is_retained = returns_dict or is_given
     runner, windows = target_runner(
@@ -259,10 +263,12 @@ def _decode(
     drafter = drafter_for(assistant_model)
     assert drafter is not None
     drafter.compile_with(options["compile"])
+    drafter = common_drafter(drafter, settings)
     decoder = SpeculativeDecoder(
         runner, drafter, prompt, settings, logits_processor, stopping_criteria, streamer, windows
     )
-    decoded = decoder.run(model_kwargs, cache if is_retained else None)
+    with call_context(ranks, drafter, target):
+        decoded = decoder.run(model_kwargs, cache if is_retained else None)
     call_options.remember(assistant_model, settings.draft_length)
     _count(target, assistant_model, decoded.stats)
     if not returns_dict:

@@ -194,6 +194,14 @@ def _identity(weight: Tensor) -> _Identity:
 
 
 def _check(name: str, weight: Tensor) -> None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        from torch.distributed.tensor import DTensor
+
+        if isinstance(weight, DTensor):
+            raise ValueError(
+                f"model has {name}.weight cut over several ranks, whose layers run a forward of "
+                "their own; pack_weights is for whole models. Leave it out"
+            )
     if weight.device.type != "cpu":
         raise ValueError(
             f"model has {name}.weight on {weight.device}; pack_weights is for models on CPU, where "

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
 
 from hf_specdec import compatibility
 from hf_specdec.config import SpeculativeConfig
-from hf_specdec.drafters import Drafter, MTPDrafter, NGramDrafter
+from hf_specdec.drafters import Drafter, Gemma4Drafter, MTPDrafter, NGramDrafter
 from hf_specdec.modeling.checkpoint_files import read_weights_files
 from hf_specdec.modeling.checkpoint_headers import check_stored_dtypes
 from hf_specdec.registry import FAMILIES, MTP_MODEL_TYPES, drafter_for, mtp_network
@@ -70,7 +71,8 @@ def resolve(config: SpeculativeConfig, target: PreTrainedModel) -> Resolution:
     size = config.draft_tensor_parallel_size
     if size is None:
         # vLLM's rule: a speculator is never cut, MTP layers are the target's.
-        size = _tensor_parallel_size(target) if isinstance(drafter, MTPDrafter) else 1
+        cut = isinstance(drafter, (MTPDrafter, Gemma4Drafter))
+        size = _tensor_parallel_size(target) if cut else 1
     decided = replace(
         config,
         method=drafter.method,
@@ -164,11 +166,20 @@ def _load(config: SpeculativeConfig, target: PreTrainedModel) -> PreTrainedModel
     _check_method(config, drafter)
     drafter.check_config(target)
     _check_num_draft_tokens(config, drafter)
-    return _loaded(name, revision, drafter_config, target)
+    cut: dict[str, Any] = {}
+    size = _tensor_parallel_size(target)
+    if size > 1 and isinstance(drafter, Gemma4Drafter):
+        # It attends to the keys of the target, of which each rank has those of some heads.
+        cut = {"distributed_config": DistributedConfig(tp_size=size)}
+    return _loaded(name, revision, drafter_config, target, cut)
 
 
 def _loaded(
-    name: str, revision: str | None, drafter_config: PreTrainedConfig, target: PreTrainedModel
+    name: str,
+    revision: str | None,
+    drafter_config: PreTrainedConfig,
+    target: PreTrainedModel,
+    cut: dict[str, Any],
 ) -> PreTrainedModel:
     """The drafter's network with all of its weights, in the target's dtype, at its head."""
     files = read_weights_files(name, revision=revision)
@@ -176,7 +187,7 @@ def _loaded(
         check_stored_dtypes(name, files.entries, lambda key: key.endswith(_TABLES_OF_IDS))
     try:
         loaded, report = AutoModel.from_pretrained(
-            name, revision=revision, dtype=target.dtype, output_loading_info=True
+            name, revision=revision, dtype=target.dtype, output_loading_info=True, **cut
         )
     except torch.OutOfMemoryError:
         raise
@@ -187,6 +198,8 @@ def _loaded(
             f"the weights of {name!r} don't fit its config: {len(missing)} are missing, "
             f"{', '.join(missing[:8])}; download the checkpoint again"
         )
+    if cut:
+        return loaded
     return loaded.to(target.get_output_embeddings().weight.device)
 
 

@@ -40,6 +40,16 @@ class AcceptanceRates:
         # [accepted, offered] by (depth, rank), both from 0.
         self._counts: dict[tuple[int, int], tuple[float, float]] = {}
 
+    def counts(self) -> dict[tuple[int, int], tuple[float, float]]:
+        """What was counted: accepted and offered guesses by depth and rank."""
+        with self.lock:
+            return dict(self._counts)
+
+    def copy_counts(self, counts: dict[tuple[int, int], tuple[float, float]]) -> None:
+        """Know what others know, and forget everything else."""
+        with self.lock:
+            self._counts = dict(counts)
+
     def record(self, depth: int, rank: int, accepted: float, offered: float) -> None:
         """Count guesses of one rank behind accepted nodes of one depth."""
         if offered == 0:

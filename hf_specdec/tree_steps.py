@@ -17,6 +17,7 @@ from hf_specdec.modeling.quantized import num_ids
 from hf_specdec.outputs import OutputRequest
 from hf_specdec.processors import LogitsPipeline
 from hf_specdec.proposals import Proposals
+from hf_specdec.ranks import Ranks
 from hf_specdec.target import RaggedTarget, TargetOutput
 from hf_specdec.tree import TokenTree
 from hf_specdec.tree_shape import MeasuredTree, TreePlan
@@ -79,6 +80,7 @@ class TreeStepper:
         pipeline: the call's logits processors.
         plan: says which tree to draft.
         outputs: what the call returns besides the tokens.
+        ranks: the processes that the call involves.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class TreeStepper:
         pipeline: LogitsPipeline,
         plan: TreePlan,
         outputs: OutputRequest,
+        ranks: Ranks,
     ):
         self._target = target
         self._pipeline = pipeline
@@ -95,6 +98,7 @@ class TreeStepper:
         self._outputs = outputs
         self._vocabulary = num_ids(target.model.get_output_embeddings())
         self._proposals = Proposals(drafter, self._vocabulary)
+        self._ranks = ranks
 
     def step(self, rows: ActiveRows, depth: int) -> TreeStep:
         """Draft, verify and accept.
@@ -115,7 +119,7 @@ class TreeStepper:
         else:
             scores = self._pipeline.block(logits)
             positions = rows.positions[:, None] + tree.depths
-            chosen = choose_tokens(scores, rows.seeds, positions)
+            chosen = self._ranks.of_first(choose_tokens(scores, rows.seeds, positions))
             accepted = accepted_nodes(tokens, chosen, tree)
             num_accepted, path = deepest_path(accepted, tree)
             verdict = verdict_of(chosen, num_accepted, path)
@@ -172,7 +176,9 @@ class TreeStepper:
             nodes.append(path[-1])
             if self._outputs.scores:
                 scores[i, path] = torch.stack(processed)
-        node = tokens.new_tensor(nodes)
+        node = self._ranks.of_first(tokens.new_tensor(nodes))
+        emitted = self._ranks.of_first(emitted)
+        accepted = self._ranks.of_first(accepted.to(tokens.device))
         num_accepted = tree.depths.expand(count, -1).gather(1, node[:, None])[:, 0]
         verdict = Verdict(emitted, num_accepted)
-        return verdict, path_to(node, tree), accepted.to(tokens.device), scores
+        return verdict, path_to(node, tree), accepted, scores

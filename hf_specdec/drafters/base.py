@@ -151,6 +151,9 @@ class Drafter(CandidateGenerator, ABC):
     reads_prompt: ClassVar[bool] = False
     """Whether `observe` is shown the whole prompt, not its last position alone."""
 
+    runs_target_modules: ClassVar[bool] = False
+    """Whether `propose` calls the target's embedding or output head."""
+
     @property
     def feed(self) -> Feed:
         """Which state of the target `observe` is shown."""

@@ -55,6 +55,7 @@ class Gemma4Drafter(Drafter):
     """
 
     method: ClassVar[Method | None] = "mtp"
+    runs_target_modules: ClassVar[bool] = True
     # For transformers' own loop, which hands out the keys with the outputs.
     model_kwargs_overrides: ClassVar[dict[str, Any]] = {
         "output_hidden_states": -1,
@@ -124,6 +125,13 @@ class Gemma4Drafter(Drafter):
         self.check_config(target)
         check_device(self.model, target)
         self.network.check_token_ordering()
+        size, own = (getattr(model, "tp_size", None) or 1 for model in (target, self.model))
+        if own != size:
+            raise ValueError(
+                f"assistant_model attends to the keys of the target, whose heads are spread over "
+                f"{size} rank(s), and its own heads over {own}. Load both with distributed_config="
+                f"DistributedConfig(tp_size={size}), or both without."
+            )
         if self.model.dtype != target.dtype:
             raise ValueError(
                 f"assistant_model is in {self.model.dtype}, but attends to the keys of the target, "

@@ -29,6 +29,7 @@ from hf_specdec.drafters.mlp_tree import (
     draft_shape,
     most_candidate_nodes,
 )
+from hf_specdec.drafters.whole_weights import whole
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
 from hf_specdec.modeling.quantized import num_ids
 from hf_specdec.prompt import Prompt
@@ -129,7 +130,7 @@ class MLPDrafter(Drafter):
             self._covered = CoveredIds(ids, self._num_target_ids)
         if self.model.config.share_target_weights:
             head: Any = target.get_output_embeddings()
-            self._bound = self.model.bound_to(embeddings.weight, head.weight)
+            self._bound = self.model.bound_to(whole(embeddings.weight), whole(head.weight))
         self._compiled = None
         if self._choice is not None:
             most = num_draft_tokens or self.max_draft_tokens

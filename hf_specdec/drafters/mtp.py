@@ -134,6 +134,7 @@ class MTPDrafter(Drafter):
 
     method: ClassVar[Method | None] = "mtp"
     reads_prompt: ClassVar[bool] = True
+    runs_target_modules: ClassVar[bool] = True
 
     def __init__(self, network: MTPNetwork):
         self.network = network

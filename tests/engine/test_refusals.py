@@ -153,7 +153,6 @@ def test_assistant_on_another_device(target, refused, make_speculator):
         ({"use_cache": False}, "use_cache=False"),
         ({"cache_implementation": "offloaded"}, "cache_implementation='offloaded'"),
         ({"prefill_chunk_size": 0}, "prefill_chunk_size=0"),
-        ({"synced_gpus": True}, "synced_gpus=True"),
         ({"verification": "typical"}, r"verification='typical'.*\['match', 'rejection'\]"),
         ({"do_sample": True, "row_seeds": [1, 2]}, r"row_seeds=\[1, 2\] must hold 1 integers"),
         ({"do_sample": True, "row_seeds": ["a"]}, "row_seeds"),
