@@ -61,9 +61,9 @@ class SpeculativeDecoder:
         self._target = target
         self._drafter = drafter
         self._streamer = streamer
-        self._pipeline = LogitsPipeline(processors, num_rows)
+        self._pipeline = LogitsPipeline(processors, num_rows, prompt.given_on)
         self._stopping = StoppingRules(
-            criteria, settings.eos_token_ids, settings.max_length, num_rows
+            criteria, settings.eos_token_ids, settings.max_length, num_rows, prompt.given_on
         )
         self._stats = StatsRecorder(num_rows)
         self._trees: TreeStepper | None = None

@@ -37,34 +37,35 @@ def moved_once(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     accelerate moves what a layer is called with in front of every layer, and so a mask again and
     again. Copies are let go at the end of the block.
     """
-    tensors = list(tensors)
     tables: list[dict[torch.device, torch.Tensor]] = []
-
-    def remember(tensor: torch.Tensor, table: dict[torch.device, torch.Tensor]) -> None:
-        original = tensor.to
-        table[tensor.device] = tensor
-
-        def to(*args: Any, **kwargs: Any) -> torch.Tensor:
-            device = kwargs.get("device", args[0] if args else None)
-            if isinstance(device, (str, int)):
-                device = torch.device(device)
-            if not isinstance(device, torch.device) or device not in table:
-                moved = original(*args, **kwargs)
-                if moved is tensor or moved.dtype != tensor.dtype:
-                    return moved
-                remember(moved, table)
-            return table[device] if isinstance(device, torch.device) else moved
-
-        tensor.to = to  # type: ignore[method-assign]
-
-    for tensor in tensors:
-        tables.append({})
-        remember(tensor, tables[-1])
     try:
+        for tensor in tensors:
+            tables.append({})
+            _keep(tensor, tables[-1])
         yield
     finally:
         for table in tables:
             for tensor in table.values():
-                del tensor.to
+                vars(tensor).pop("to", None)
             # A cycle by now; masks are too large to wait for the garbage collector.
             table.clear()
+
+
+def _keep(tensor: torch.Tensor, table: dict[torch.device, torch.Tensor]) -> None:
+    """Put a tensor in the table of its copies, and let it look there for others."""
+    move = tensor.to
+
+    def to(*args: Any, **kwargs: Any) -> torch.Tensor:
+        # As accelerate asks; other calls are the tensor's own business.
+        if len(args) != 1 or isinstance(args[0], torch.dtype) or kwargs.keys() - {"non_blocking"}:
+            return move(*args, **kwargs)
+        device = torch.device(args[0])
+        if device not in table:
+            moved = move(*args, **kwargs)
+            if moved.device not in table:
+                _keep(moved, table)
+            table[device] = moved
+        return table[device]
+
+    table[tensor.device] = tensor
+    tensor.to = to  # type: ignore[method-assign]

@@ -25,6 +25,7 @@ from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import SpeculativeDecoder
 from hf_specdec.decoding_settings import DecodingSettings
 from hf_specdec.metrics import SpeculationStats, SpeculationTotals
+from hf_specdec.modeling.placement import head_device
 from hf_specdec.prompt import Prompt
 from hf_specdec.registry import FAMILIES, drafter_for, has_mtp, mtp_network
 from hf_specdec.runners import target_runner
@@ -233,7 +234,7 @@ def _decode(
 ) -> GenerateDecoderOnlyOutput | torch.Tensor:
     """What ``_assisted_decoding`` is called with, served by `SpeculativeDecoder`."""
     compatibility.check_ranks(synced_gpus)
-    device = target.get_output_embeddings().weight.device
+    device = head_device(target)
     num_rows = input_ids.shape[0]
     compatibility.check_inputs(input_ids, model_kwargs.get("attention_mask"), model_kwargs)
     compatibility.check_chunks(generation_config.prefill_chunk_size, model_kwargs)
@@ -262,7 +263,7 @@ def _decode(
     decoder = SpeculativeDecoder(
         runner, drafter, prompt, settings, logits_processor, stopping_criteria, streamer, windows
     )
-    decoded = decoder.run(model_kwargs, cache if is_retained else None)
+    decoded = decoder.run(model_kwargs, cache if is_retained else None).on(input_ids.device)
     call_options.remember(assistant_model, settings.draft_length)
     _count(target, assistant_model, decoded.stats)
     if not returns_dict:

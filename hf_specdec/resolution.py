@@ -159,9 +159,8 @@ def _load(config: SpeculativeConfig, target: PreTrainedModel) -> PreTrainedModel
     _check_method(config, drafter)
     drafter.check_config(target)
     _check_num_draft_tokens(config, drafter)
-    device = target.get_output_embeddings().weight.device
     loaded = AutoModel.from_pretrained(name, revision=revision, dtype=target.dtype)
-    return loaded.to(device)
+    return loaded.to(drafter.device_for(target))
 
 
 def _no_drafter(config: SpeculativeConfig, what: str, model_type: str | None) -> ValueError:

@@ -78,7 +78,7 @@ def weight_on(module: Any, device: torch.device) -> Tensor:
     kept = _copies.get(module)
     if kept is not None and kept.fits(None if offloaded else weight, state, device):
         return kept.copy
-    source = _offloaded(module) if offloaded else weight.detach()
+    source = offloaded_weight(module) if offloaded else weight.detach()
     # Tables made inside inference_mode could never be trained with afterwards.
     with torch.inference_mode(False), torch.no_grad():
         copy = source.to(device, weight.dtype)
@@ -106,7 +106,7 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
         yield from getattr(hook, "hooks", (hook,))
 
 
-def _offloaded(module: nn.Module) -> Tensor:
+def offloaded_weight(module: nn.Module) -> Tensor:
     """An offloaded weight, from where it is kept.
 
     Raises:

@@ -56,6 +56,10 @@ class Elsewhere(torch.Tensor):
     def data_ptr(self) -> int:
         return self.inner.data_ptr()
 
+    def new_tensor(self, data: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+        # torch's own asks which device is current, which these have no notion of.
+        return torch.tensor(data, dtype=dtype or self.dtype, device=self.device)
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 

@@ -29,6 +29,7 @@ from hf_specdec.drafters.mlp_tree import (
     most_candidate_nodes,
 )
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
+from hf_specdec.modeling.placement import weight_on
 from hf_specdec.prompt import Prompt
 from hf_specdec.static_shapes import CompileChoice
 from hf_specdec.tree import TokenTree, TreeShape
@@ -122,7 +123,9 @@ class MLPDrafter(Drafter):
         self._num_target_ids = embeddings.weight.shape[0]
         if self.model.config.share_target_weights:
             head: Any = target.get_output_embeddings()
-            self._bound = self.model.bound_to(embeddings.weight, head.weight)
+            # Copies only of a target that is spread over devices or offloaded.
+            tables = (weight_on(part, self.model.device) for part in (embeddings, head))
+            self._bound = self.model.bound_to(*tables)
         self._compiled = None
         if self._choice is not None:
             most = num_draft_tokens or self.max_draft_tokens

@@ -22,6 +22,8 @@ from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import cached_file
 
+from hf_specdec.modeling.placement import head_device
+
 from .families import MTPFamily, family_of
 from .modeling_mtp import MTPModel
 
@@ -90,7 +92,7 @@ def _build(
         (int(name.split(".")[1]) for name in weights if name.startswith("blocks.")), default=0
     )
     num_modules = family.declared_modules(text_config, target.config) or stored
-    head = target.get_output_embeddings().weight
+    device = head_device(target)
     dtype = target.get_input_embeddings().weight.dtype
     with torch.device("meta"):
         model = MTPModel(target, family, num_modules)
@@ -103,7 +105,7 @@ def _build(
     report, _ = convert_and_load_state_dict_in_model(
         model,
         state,
-        LoadStateDictConfig(weight_mapping=conversions, device_map={"": head.device}, dtype=dtype),
+        LoadStateDictConfig(weight_mapping=conversions, device_map={"": device}, dtype=dtype),
     )
     if report.missing_keys or report.mismatched_keys:
         found = sorted(key for key, _ in weights.values())
