@@ -95,6 +95,9 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], copies: Counter | None = 
             inner_kwargs["device"] = CPU
     if copies is not None and name in _COPIES:
         _count(copies, name, tensors, wanted)
+    if name == "aten::histc" and not inner[0].is_floating_point():
+        # GPUs count integers, CPUs don't.
+        return Elsewhere(func(inner[0].float(), *inner[1:], **inner_kwargs).int(), device)
     result = func(*inner, **inner_kwargs)
     place = device if wanted is None else wanted
     if place.type != TYPE:
@@ -194,21 +197,16 @@ def spread(model: Any, on_first: Callable[[str], bool], **kwargs: Any) -> Any:
 
 def block_names(model: Any) -> list[str]:
     """The modules that a device map of a model names: layers, and what stands beside them."""
-    names = []
-    layers = next(
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and module is _layers(model)
-    )
-    inner = layers.rpartition(".")[0]
-    for name, _ in model.get_submodule(inner).named_children():
-        path = f"{inner}.{name}"
-        if path == layers:
-            names += [f"{layers}.{i}" for i in range(len(_layers(model)))]
-        else:
-            names.append(path)
-    outer = inner.partition(".")[0]
-    return names + [name for name, _ in model.named_children() if name != outer]
+    layers = _layers(model)
+
+    def names(module: torch.nn.Module, path: str) -> Iterator[str]:
+        for name, child in module.named_children():
+            if child is layers or any(part is layers for part in child.modules()):
+                yield from names(child, f"{path}{name}.")
+            else:
+                yield f"{path}{name}"
+
+    return list(names(model, ""))
 
 
 def _layers(model: Any) -> Any:
