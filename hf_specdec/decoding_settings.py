@@ -84,4 +84,3 @@ def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, tuple):
         return tuple(_moved(part, device) for part in value)
     return value.to(device) if isinstance(value, torch.Tensor) else value
-

@@ -347,7 +347,7 @@ class RaggedTarget(TargetRunner):
         positions = self.cache.begin(tokens.shape[1], tree=tree)
         position_ids = torch.minimum(positions, self._last_positions[:, None])
         masks = self._attention_masks()
-        with moved_once(masks.values() if self._is_spread else ()):
+        with moved_once((*masks.values(), position_ids) if self._is_spread else ()):
             return self._call(
                 {
                     "input_ids": tokens,

@@ -46,9 +46,7 @@ def input_device(model: Any) -> torch.device:
 
 def is_offloaded(model: nn.Module) -> bool:
     """Whether weights of a model come from main memory or a disk for every forward."""
-    return any(
-        getattr(hook, "offload", False) for part in model.modules() for hook in _hooks(part)
-    )
+    return any(getattr(hook, "offload", False) for part in model.modules() for hook in _hooks(part))
 
 
 def devices_of(model: Any) -> list[torch.device]:

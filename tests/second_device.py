@@ -10,7 +10,7 @@ computes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -137,9 +137,7 @@ def _device_of(name: str, tensors: list[torch.Tensor]) -> torch.device:
     places = [x.device for x in tensors if x.dim() or x.device.type != "cpu"]
     if name not in _COPIES and len(set(places)) > 1:
         shown = ", ".join(f"{list(x.shape)} on {x.device}" for x in tensors)
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but {name} got {shown}"
-        )
+        raise RuntimeError(f"Expected all tensors to be on the same device, but {name} got {shown}")
     return places[0] if places else CPU
 
 
@@ -176,23 +174,20 @@ def separate_devices() -> Iterator[_Devices]:
         torch._C._set_only_lift_cpu_tensors(lift)
 
 
-def spread(model: Any, on_first: Callable[[str], bool], **kwargs: Any) -> Any:
+def spread(model: Any, *on_first: str, **kwargs: Any) -> Any:
     """Put some of a model's blocks on the first device and the rest on the second.
 
     Args:
         model: modified in place.
-        on_first: says of a block's name whether it goes there.
+        *on_first: a block goes there if its name has one of these in it.
         **kwargs: of ``dispatch_model``.
     """
-    names = block_names(model)
-    places = {name: FIRST if on_first(name) else SECOND for name in names}
-    return dispatch_model(
-        model,
-        places,
-        main_device=FIRST,
-        skip_keys=model._skip_keys_device_placement,
-        **kwargs,
-    )
+    places = {
+        name: FIRST if any(part in name for part in on_first) else SECOND
+        for name in block_names(model)
+    }
+    skip_keys = model._skip_keys_device_placement
+    return dispatch_model(model, places, main_device=FIRST, skip_keys=skip_keys, **kwargs)
 
 
 def block_names(model: Any) -> list[str]:

@@ -42,8 +42,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_words": set(),
     "noise": set(),
     "kernels": {"cache_moves", "noise"},
-    "cache": {"cache_layers", "cache_moves", "tree"},
-    "cache_layers": {"cache_moves", "kernels"},
+    "cache": {"cache_layers", "cache_moves", "devices", "tree"},
+    "cache_layers": {"cache_moves", "devices", "kernels"},
+    "devices": set(),
     "cache_moves": set(),
     "metrics": set(),
     "processors": set(),
@@ -54,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "packing": set(),
     "prompt": set(),
     "schedule": set(),
-    "target": {"attention", "cache", "cache_layers", "modeling", "prompt", "tree"},
+    "target": {"attention", "cache", "cache_layers", "devices", "modeling", "prompt", "tree"},
     "lockstep": {"target", "prompt"},
     "static_shapes": set(),
     "static_cache": {"cache", "cache_layers", "static_shapes"},
@@ -71,6 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compile_options": {
         "compatibility",
         "decoding_settings",
+        "modeling",
         "outputs",
         "recorded_states",
         "schedule",
@@ -160,6 +162,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "registry",
         "config",
         "metrics",
+        "modeling",
         "cache",
         "target",
         "lockstep",
@@ -180,6 +183,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "compatibility",
         "drafters",
         "metrics",
+        "modeling",
         "packing",
         "prompt",
         "registry",
@@ -202,7 +206,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "stopping",
         "streaming",
     },
-    "serving": {"metrics", "stopping", "streaming"},
+    "serving": {"metrics", "modeling", "stopping", "streaming"},
 }
 # These may import all units but the ones named.
 MAY_NOT_IMPORT: dict[str, set[str]] = {

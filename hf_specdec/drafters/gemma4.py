@@ -210,9 +210,8 @@ class Gemma4Drafter(Drafter):
             # There already, unless the target's last layers are on several devices.
             shared[name] = keys.to(device), values.to(device)
         positions = (cache.lengths - 1 + ahead - cache.offsets).clamp(min=0)
-        return _Context(
-            shared, {name: visible[name].to(device) for name in shared}, positions[:, None].to(device)
-        )
+        masks = {name: visible[name].to(device) for name in shared}
+        return _Context(shared, masks, positions[:, None].to(device))
 
     def _context_of_outputs(
         self, length: int, model_outputs: Any, n_last_matches: Any, **kwargs: Any

@@ -224,9 +224,7 @@ class MTPModel(PreTrainedModel):
             return self.heads[module](states)
         return self.target.get_output_embeddings()(states)
 
-    def _rotary(
-        self, states: Tensor, position_ids: Tensor, layer_type: str
-    ) -> Any:
+    def _rotary(self, states: Tensor, position_ids: Tensor, layer_type: str) -> Any:
         rotary = getattr(self.target.get_decoder(), "rotary_emb", None)
         if rotary is None:
             return None
