@@ -38,6 +38,7 @@ from hf_specdec.cache_layers import (
     Write,
 )
 from hf_specdec.cache_moves import PathMove
+from hf_specdec.devices import Copies
 from hf_specdec.tree import TokenTree
 
 
@@ -315,9 +316,9 @@ class RaggedCache(Cache):
         device = self.lengths.device
         moved = [(i, source) for i, source in enumerate(order) if i != source]
         if moved:
-            targets, sources = torch.tensor(moved, device=device).unbind(1)
+            rows = Copies(torch.tensor(moved, device=device))
             for layer in self.ragged_layers:
-                layer.move_rows(targets, sources, swap=self._retain)
+                layer.move_rows(rows, swap=self._retain)
             for i, source in moved:
                 self._row_of[i], self._row_of[source] = self._row_of[source], self._row_of[i]
         index = torch.tensor(order, device=device, dtype=torch.long)

@@ -8,6 +8,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from hf_specdec.cache_moves import PathMove
+from hf_specdec.devices import Copies
 from hf_specdec.kernels import runtime
 
 
@@ -51,22 +52,34 @@ class Write:
     end: int
     start: int | None
     prompt: bool
-    _places: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
+    _places: dict[tuple[int, int, int | None, torch.device], torch.Tensor] = field(
+        default_factory=dict
+    )
 
-    def places(self, heads: int, num_slots: int, ring_size: int | None) -> torch.Tensor:
+    def __post_init__(self) -> None:
+        self._copies = Copies(self.slots)
+
+    def slots_on(self, device: torch.device) -> torch.Tensor:
+        """The slots, on the device of a layer."""
+        return self._copies.on(device)
+
+    def places(
+        self, heads: int, num_slots: int, ring_size: int | None, device: torch.device
+    ) -> torch.Tensor:
         """Rows of a buffer ``[B * heads * num_slots, dim]`` to write; once for all alike layers.
 
         Args:
             heads: of the layer.
             num_slots: that a row of the buffer has.
             ring_size: slots are counted modulo this, and the newest so many are written.
+            device: of the buffer.
 
         Returns:
             int64 ``[n * heads * Q]``.
         """
-        key = heads, num_slots, ring_size
+        key = heads, num_slots, ring_size, device
         if key not in self._places:
-            slots = self.slots
+            slots = self.slots_on(device)
             if ring_size is not None:
                 slots = slots[:, -ring_size:] % ring_size
             rows = torch.arange(slots.shape[0] * heads, device=slots.device) * num_slots
@@ -176,7 +189,7 @@ class RaggedLayer(CacheLayerMixin):
             return
         from hf_specdec.kernels import cache_moves
 
-        slots = write.slots
+        slots = write.slots_on(self.keys.device)
         if ring is not None:
             keys, values, slots = keys[:, :, -ring:], values[:, :, -ring:], slots[:, -ring:]
         size = ring or self.keys.shape[2]
@@ -190,7 +203,8 @@ class RaggedLayer(CacheLayerMixin):
         elif write.start is not None:
             buffer[: states.shape[0], :, write.start : write.end] = states
             return
-        _write_rows(buffer, write.places(buffer.shape[1], buffer.shape[2], ring), states)
+        places = write.places(buffer.shape[1], buffer.shape[2], ring, buffer.device)
+        _write_rows(buffer, places, states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys, for the masks that transformers builds for the prompt."""
@@ -206,9 +220,10 @@ class RaggedLayer(CacheLayerMixin):
         """No maximum: the buffers grow."""
         return -1
 
-    def move_rows(self, targets: torch.Tensor, sources: torch.Tensor, swap: bool) -> None:
-        """Copy whole rows onto others (int64 indices of equal length), or swap them."""
+    def move_rows(self, rows: Copies, swap: bool) -> None:
+        """Copy whole rows onto others (int64 ``[moves, 2]``, to and from), or swap them."""
         for buffer in self._buffers().values():
+            targets, sources = rows.on(buffer.device).unbind(1)
             overwritten = buffer[targets] if swap else None
             buffer[targets] = buffer[sources]
             if overwritten is not None:
@@ -217,7 +232,10 @@ class RaggedLayer(CacheLayerMixin):
     def move_slots(self, move: PathMove) -> None:
         """Move entries of every row to other slots; each buffer counts modulo its own."""
         buffers = self._buffers()
-        if buffers and _kernel_fits(self.keys, self.values, self.keys, self.values):
+        if not buffers:
+            return
+        move = move.on(self.keys.device)
+        if _kernel_fits(self.keys, self.values, self.keys, self.values):
             from hf_specdec.kernels import cache_moves
 
             size = self.keys.shape[2]
@@ -230,7 +248,7 @@ class RaggedLayer(CacheLayerMixin):
         """Put rows in another order (int64 ``[B]``), as far as slots before ``length`` go."""
         for buffer in self._buffers().values():
             used = buffer[:, :, :length]
-            used.copy_(used[index])
+            used.copy_(used[index.to(buffer.device)])
 
 
 class RaggedEmptyLayer(RaggedLayer):

@@ -42,6 +42,7 @@ class PathMove:
     _places: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=dict
     )
+    _copies: dict[torch.device, PathMove] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         steps = torch.arange(self.path.shape[1], device=self.path.device).expand_as(self.path)
@@ -57,6 +58,14 @@ class PathMove:
             source, target = self.path, steps
         self._row = row.flatten()
         self._source, self._target = (base + source).flatten(), (base + target).flatten()
+
+    def on(self, device: torch.device) -> PathMove:
+        """The same moves for buffers on a device."""
+        if device == self.path.device:
+            return self
+        if device not in self._copies:
+            self._copies[device] = PathMove(self.base.to(device), self.path.to(device))
+        return self._copies[device]
 
     @property
     def is_empty(self) -> bool:

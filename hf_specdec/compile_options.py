@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from hf_specdec import compatibility
 from hf_specdec.decoding_settings import DecodingSettings
+from hf_specdec.modeling.placement import is_offloaded
 from hf_specdec.outputs import OutputRequest
 from hf_specdec.recorded_states import can_record
 from hf_specdec.schedule import AUTO
@@ -102,6 +103,8 @@ def _choice(wanted: Any, on_cuda: bool) -> CompileChoice:
 def _obstacle(target: PreTrainedModel, outputs: OutputRequest, feed: str) -> str | None:
     """Why this call can't have static shapes, or ``None``."""
     name = type(target).__name__
+    if is_offloaded(target):
+        return f"weights of {name} are offloaded, and fetched for every forward"
     if target.device.type not in ("cpu", "cuda"):
         return f"the target is on {target.device.type}"
     if compatibility.is_lockstep(target):

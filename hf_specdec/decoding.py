@@ -67,9 +67,9 @@ class SpeculativeDecoder:
         self._proposals = Proposals(drafter, self._vocabulary)
         self._ranks = settings.ranks
         self._streamer = streamer
-        self._pipeline = LogitsPipeline(processors, num_rows)
+        self._pipeline = LogitsPipeline(processors, num_rows, prompt.given_on)
         self._stopping = StoppingRules(
-            criteria, settings.eos_token_ids, settings.max_length, num_rows
+            criteria, settings.eos_token_ids, settings.max_length, num_rows, prompt.given_on
         )
         self._asks_rows = self._ranks.number_of_first(int(self._stopping.asks_rows))
         self._stats = StatsRecorder(num_rows)

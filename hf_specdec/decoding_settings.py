@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -73,3 +73,17 @@ class Decoded:
     stats: SpeculationStats
     outputs: dict[str, Any]
     cache: Cache | None
+
+    def on(self, device: torch.device) -> Decoded:
+        """The same where the caller's prompts are; a cache stays where its layers are."""
+        if self.sequences.device == device:
+            return self
+        outputs = {name: _moved(value, device) for name, value in self.outputs.items()}
+        return replace(self, sequences=self.sequences.to(device), outputs=outputs)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Tensors in tuples of any depth, on a device."""
+    if isinstance(value, tuple):
+        return tuple(_moved(part, device) for part in value)
+    return value.to(device) if isinstance(value, torch.Tensor) else value

@@ -53,7 +53,9 @@ class DraftPicker:
     @property
     def probs(self) -> torch.Tensor | None:
         """float32 ``[n, K, V]``, what each draft token was sampled from, if kept."""
-        return torch.stack(self._probs, dim=1) if self._keep_probs else None
+        if not self._keep_probs:
+            return None
+        return torch.stack(self._probs, dim=1).to(self._positions.device)
 
     def __call__(
         self, k: int, logits: torch.Tensor, token_ids: torch.Tensor | None
@@ -69,8 +71,10 @@ class DraftPicker:
             # The target's own noise makes the draft agree with its choice far more often; the
             # rejection rule needs a draft that is independent of it.
             stream = Stream.DRAFT if self._keep_probs else Stream.TOKEN
-            position = self._positions[:, k : k + 1]
-            noisy = add_gumbel(logits[:, None], self._row_seeds, position, stream, token_ids)
+            # A Gemma 4 assistant may be on another device than the target's head.
+            position = self._positions[:, k : k + 1].to(logits.device)
+            seeds = self._row_seeds.to(logits.device)
+            noisy = add_gumbel(logits[:, None], seeds, position, stream, token_ids)
             index = index_of_largest(noisy[:, 0])
         if self._keep_probs or self._threshold:
             probs = logits.float().softmax(dim=-1)

@@ -26,6 +26,7 @@ from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import SpeculativeDecoder
 from hf_specdec.decoding_settings import DecodingSettings
 from hf_specdec.metrics import SpeculationStats, SpeculationTotals
+from hf_specdec.modeling.placement import head_device
 from hf_specdec.prompt import Prompt
 from hf_specdec.ranks import ranks_of
 from hf_specdec.registry import FAMILIES, drafter_for, has_mtp, mtp_network
@@ -234,7 +235,7 @@ def _decode(
     **model_kwargs: Any,
 ) -> GenerateDecoderOnlyOutput | torch.Tensor:
     """What ``_assisted_decoding`` is called with, served by `SpeculativeDecoder`."""
-    device = target.get_output_embeddings().weight.device
+    device = head_device(target)
     ranks = ranks_of(target, synced_gpus, device)
     compatibility.check_ranks(ranks.in_step, target, options["compile"])
     num_rows = input_ids.shape[0]
@@ -269,6 +270,7 @@ def _decode(
     )
     with call_context(ranks, drafter, target):
         decoded = decoder.run(model_kwargs, cache if is_retained else None)
+    decoded = decoded.on(input_ids.device)
     call_options.remember(assistant_model, settings.draft_length)
     _count(target, assistant_model, decoded.stats)
     if not returns_dict:

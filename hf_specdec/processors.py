@@ -47,13 +47,21 @@ class LogitsPipeline:
     Args:
         processors: as transformers built them.
         num_rows: rows of the whole batch, finished ones included.
+        device: where plain generation shows them prefix and logits, and where their own tensors
+            are; where these are if ``None``. Those that look at logits alone have no tensors.
 
     Raises:
         ValueError: a processor that may keep a state can't be copied for the other rows.
     """
 
-    def __init__(self, processors: LogitsProcessorList, num_rows: int):
+    def __init__(
+        self,
+        processors: LogitsProcessorList,
+        num_rows: int,
+        device: torch.device | None = None,
+    ):
         self._processors = processors
+        self._device = device
         self._num_rows = num_rows
         self._of_row = [processors]
         for _ in range(1, num_rows):
@@ -132,9 +140,10 @@ class LogitsPipeline:
     def _at(self, row: int, prefix: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         # Some processors depend on a row's index in the batch (prefix_allowed_tokens_fn, per-row
         # padding), so they are shown a batch of the size that plain generation has.
-        ids = cast(torch.LongTensor, prefix.expand(self._num_rows, -1))
-        scores = logits.expand(self._num_rows, -1).clone()
-        return self._of_row[row](ids, scores)[row]
+        device = self._device or logits.device
+        ids = cast(torch.LongTensor, prefix.to(device).expand(self._num_rows, -1))
+        scores = logits.to(device).expand(self._num_rows, -1).clone()
+        return self._of_row[row](ids, scores)[row].to(logits.device)
 
 
 def _for_another_row(processor: Any) -> Any:

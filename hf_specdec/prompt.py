@@ -23,6 +23,8 @@ class Prompt:
         offsets: int64 ``[B]``, slot minus position behind the prompt.
         hidden: bool ``[B, T]``, slots that nobody may see, or ``None`` if these are the padding.
         embeds: ``[B, T, d]``, embeddings in place of ids, or ``None``.
+        given_on: where the caller's ids were, and so what belongs to the call besides; ``None``:
+            where these are.
     """
 
     input_ids: torch.Tensor
@@ -31,6 +33,7 @@ class Prompt:
     offsets: torch.Tensor
     hidden: torch.Tensor | None = None
     embeds: torch.Tensor | None = None
+    given_on: torch.device | None = None
 
     @property
     def num_rows(self) -> int:
@@ -78,4 +81,5 @@ class Prompt:
                 hidden = is_hidden
         if position_ids is not None and position_ids.dim() == 2:
             offsets = num_slots - 1 - position_ids[:, -1].to(device).expand(rows)
-        return cls(input_ids.to(device), num_slots, padding, offsets, hidden, embeds)
+        ids, given_on = input_ids.to(device), input_ids.device
+        return cls(ids, num_slots, padding, offsets, hidden, embeds, given_on)

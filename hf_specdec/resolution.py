@@ -171,23 +171,24 @@ def _load(config: SpeculativeConfig, target: PreTrainedModel) -> PreTrainedModel
     if size > 1 and isinstance(drafter, Gemma4Drafter):
         # It attends to the keys of the target, of which each rank has those of some heads.
         cut = {"distributed_config": DistributedConfig(tp_size=size)}
-    return _loaded(name, revision, drafter_config, target, cut)
+    loaded = _loaded(name, revision, drafter_config, target.dtype, cut)
+    return loaded if cut else loaded.to(drafter.device_for(target))
 
 
 def _loaded(
     name: str,
     revision: str | None,
     drafter_config: PreTrainedConfig,
-    target: PreTrainedModel,
+    dtype: torch.dtype,
     cut: dict[str, Any],
 ) -> PreTrainedModel:
-    """The drafter's network with all of its weights, in the target's dtype, at its head."""
+    """The drafter's network with all of its weights, in the target's dtype."""
     files = read_weights_files(name, revision=revision)
     if files is not None and getattr(drafter_config, "quantization_config", None) is None:
         check_stored_dtypes(name, files.entries, lambda key: key.endswith(_TABLES_OF_IDS))
     try:
         loaded, report = AutoModel.from_pretrained(
-            name, revision=revision, dtype=target.dtype, output_loading_info=True, **cut
+            name, revision=revision, dtype=dtype, output_loading_info=True, **cut
         )
     except torch.OutOfMemoryError:
         raise
@@ -198,9 +199,7 @@ def _loaded(
             f"the weights of {name!r} don't fit its config: {len(missing)} are missing, "
             f"{', '.join(missing[:8])}; download the checkpoint again"
         )
-    if cut:
-        return loaded
-    return loaded.to(target.get_output_embeddings().weight.device)
+    return loaded
 
 
 def _no_drafter(config: SpeculativeConfig, what: str, model_type: str | None) -> ValueError:

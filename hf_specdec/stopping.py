@@ -64,6 +64,8 @@ class StoppingRules:
         eos_token_ids: int64 ``[E]`` on the target's device, or ``None``.
         max_length: tokens of a finished row, prompt and padding included.
         num_rows: rows of the whole batch, finished ones included.
+        device: where plain generation shows other criteria what they are asked about; where it is
+            if ``None``.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class StoppingRules:
         eos_token_ids: torch.Tensor | None,
         max_length: int,
         num_rows: int,
+        device: torch.device | None = None,
     ):
         self.max_length = max_length
+        self._device = device
         self._num_rows = num_rows
         self._eos_token_ids = eos_token_ids
         self._of_rows = [c for c in criteria if isinstance(c, RowStoppingCriteria)]
@@ -153,6 +157,9 @@ class StoppingRules:
         if not self._others:
             return None
         num_before = 0 if scores is None else len(scores) - (sequence.shape[0] - start)
+        if self._device is not None:
+            sequence = sequence.to(self._device)
+            scores = scores and tuple(entry.to(self._device) for entry in scores)
         for end in range(start + 1, sequence.shape[0] + 1):
             seen: Any = None
             if scores is not None:

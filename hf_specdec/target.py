@@ -23,7 +23,9 @@ from transformers.cache_utils import Cache, DynamicCache, get_layer_types_and_kw
 from hf_specdec.attention import additive, grouped_attention
 from hf_specdec.cache import RaggedCache
 from hf_specdec.cache_layers import RaggedIndexedLayer
+from hf_specdec.devices import moved_once
 from hf_specdec.modeling.mtp import final_norm
+from hf_specdec.modeling.placement import devices_of
 from hf_specdec.prompt import Prompt
 from hf_specdec.tree import TokenTree
 
@@ -214,7 +216,9 @@ class TargetRunner(ABC):
                 "get_output_embeddings() returns, or its final norm, so its hidden states can't be "
                 "read for a drafter."
             )
-        hidden_states, self._captured = self._captured, None
+        # Where the head is, or the norm, if these are on different devices.
+        hidden_states = self._captured.to(self._prompt.padding.device)
+        self._captured = None
         return TargetOutput(
             output.logits,
             hidden_states,
@@ -307,6 +311,7 @@ class RaggedTarget(TargetRunner):
             hidden=prompt.hidden,
             retain=retain,
         )
+        self._is_spread = len(devices_of(model)) > 1
         # The position of the last token that a row can emit.
         self._last_positions = max_length - 1 - prompt.offsets
         if given is not None and given.get_seq_length() > 0:
@@ -341,16 +346,19 @@ class RaggedTarget(TargetRunner):
         # emitted, but a model with a table of positions must find one for it.
         positions = self.cache.begin(tokens.shape[1], tree=tree)
         position_ids = torch.minimum(positions, self._last_positions[:, None])
-        return self._call(
-            {
-                "input_ids": tokens,
-                "attention_mask": self._attention_mask(),
-                "position_ids": position_ids,
-                "cache": self.cache,
-                "use_cache": True,
-                **self._keep_logits(0),
-            }
-        )
+        masks = self._attention_masks()
+        with moved_once((*masks.values(), position_ids) if self._is_spread else ()):
+            return self._call(
+                {
+                    "input_ids": tokens,
+                    # Models with one kind of layer take the mask itself, others look it up.
+                    "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())),
+                    "position_ids": position_ids,
+                    "cache": self.cache,
+                    "use_cache": True,
+                    **self._keep_logits(0),
+                }
+            )
 
     def advance(self, num_tokens: torch.Tensor, host_num_tokens: Sequence[int]) -> None:
         """See `TargetRunner.advance`."""
@@ -387,7 +395,5 @@ class RaggedTarget(TargetRunner):
         cache.layers = empty.layers
         return cache
 
-    def _attention_mask(self) -> torch.Tensor | dict[str, torch.Tensor]:
-        masks = additive(self.cache.attention_masks(), self.cache.dtype or self.model.dtype)
-        # Models with one kind of layer take the mask itself, the others look it up by layer type.
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+    def _attention_masks(self) -> dict[str, torch.Tensor]:
+        return additive(self.cache.attention_masks(), self.cache.dtype or self.model.dtype)

@@ -10,6 +10,7 @@ import torch
 from transformers import CompileConfig
 
 from hf_specdec.benchmarking.workload import Group
+from hf_specdec.modeling.placement import input_device
 from hf_specdec.packing import suspended
 from hf_specdec.schedule import BatchSizeSchedule, NumDraftTokens
 
@@ -49,7 +50,7 @@ class Calls:
         lookup: Mapping[str, int] | None = None,
     ):
         self.target = target
-        self.device: torch.device = target.device
+        self.device: torch.device = input_device(target)
         self.max_new_tokens = max_new_tokens
         self._schedule = schedule
         self._lookup = dict(lookup or {})

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.drafters import Drafter
+from hf_specdec.modeling.placement import input_device
 
 T = TypeVar("T")
 _DRAFTER_METHODS = ("start", "share_cache", "observe", "propose", "propose_tree", "keep_rows")
@@ -79,7 +80,7 @@ def profile(target: PreTrainedModel, drafter: Drafter, call: Callable[[], Any]) 
     """
     sections = Sections()
     with _watched(target, drafter, sections):
-        sections.total, _ = timed(call, target.device)
+        sections.total, _ = timed(call, input_device(target))
     return sections
 
 
@@ -91,12 +92,12 @@ def _watched(target: PreTrainedModel, drafter: Drafter, sections: Sections) -> I
     forwards: list[float] = []
 
     def enter(*_: Any) -> None:
-        synchronize(target.device)
+        synchronize(input_device(target))
         started.append(time.perf_counter())
         inside.append(0.0)
 
     def leave() -> float:
-        synchronize(target.device)
+        synchronize(input_device(target))
         elapsed = time.perf_counter() - started.pop()
         own = elapsed - inside.pop()
         if inside:

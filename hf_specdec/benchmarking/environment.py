@@ -11,6 +11,7 @@ import transformers
 
 from hf_specdec._version import __version__
 from hf_specdec.benchmarking.memory import MemoryKind
+from hf_specdec.modeling.placement import input_device
 
 _CPU_INFO = Path("/proc/cpuinfo")
 
@@ -22,7 +23,7 @@ def describe_environment(target: Any, memory: MemoryKind) -> dict[str, Any]:
         target: the measured model.
         memory: what the report's peaks are.
     """
-    device: torch.device = target.device
+    device: torch.device = input_device(target)
     environment: dict[str, Any] = {
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": device.type,

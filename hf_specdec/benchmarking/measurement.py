@@ -21,6 +21,7 @@ from hf_specdec.benchmarking.results import Disagreement, Row, RowRecord
 from hf_specdec.benchmarking.synthetic import SyntheticDrafter, settle
 from hf_specdec.benchmarking.workload import Group, Workload, groups_of
 from hf_specdec.drafters import Drafter
+from hf_specdec.modeling.placement import input_device
 from hf_specdec.modeling.quantized import num_ids
 from hf_specdec.registry import drafter_for
 from hf_specdec.schedule import AUTO, MOST_AUTO, NumDraftTokens
@@ -65,7 +66,7 @@ def measure(
     runs = _PairedRuns(pair, workload)
     for batch in workload.batches:
         for name, prompts in workload.prompts.items():
-            groups = groups_of(pair.tokenizer, prompts, batch, pair.target.device)
+            groups = groups_of(pair.tokenizer, prompts, batch, input_device(pair.target))
             records = [RowRecord(name, batch, *drafting) for drafting in workload.draftings]
             for number, group in enumerate(groups):
                 runs.measure(group, number, records, partial(advance, f"{name}, batch {batch}"))

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.benchmarking.clock import synchronize, wrapped_methods
 from hf_specdec.drafters import Drafter
+from hf_specdec.modeling.placement import input_device
 
 # `get_candidates` is what transformers' own loop calls; it calls the others.
 _DRAFTING = ("share_cache", "observe", "propose", "keep_rows", "get_candidates")
@@ -121,5 +122,5 @@ def _watched(
 
 
 def _now(target: PreTrainedModel) -> float:
-    synchronize(target.device)
+    synchronize(input_device(target))
     return time.perf_counter()

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.drafters import Drafter, PickToken, VerifiedStep
+from hf_specdec.modeling.placement import head_device
 from hf_specdec.prompt import Prompt
 
 # Rounding can make a target say something else behind a near-tie when drafts are accepted; what it
@@ -99,8 +100,8 @@ class SyntheticDrafter(Drafter):
     ) -> None:
         """Begin at the first token of every row."""
         self._first_proposal = True
-        self._drafts = self._all_drafts.to(target.device)
-        self._emitted = torch.zeros(len(self._drafts), dtype=torch.int64, device=target.device)
+        self._drafts = self._all_drafts.to(head_device(target))
+        self._emitted = self._drafts.new_zeros(len(self._drafts))
 
     def observe(self, step: VerifiedStep) -> None:
         """Count what was emitted: the accepted tokens and the one behind them."""

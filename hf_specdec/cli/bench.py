@@ -39,6 +39,7 @@ from hf_specdec.cli.pairs import load_pair
 from hf_specdec.cli.prompt_files import read_prompts
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.integration import ATTACHED
+from hf_specdec.modeling.placement import input_device
 from hf_specdec.schedule import NumDraftTokens
 
 DEFAULT_SETS = ("chat", "code", "summarising", "maths")
@@ -217,7 +218,7 @@ def run_bench(settings: BenchSettings, console: Console) -> Report:
     pair, workload = _prepare(settings)
     check(pair, workload)
     report = Report(
-        describe_environment(pair.target, PeakMemory(pair.target.device).kind),
+        describe_environment(pair.target, PeakMemory(input_device(pair.target)).kind),
         _describe(settings, workload),
         [],
     )

@@ -22,6 +22,7 @@ from hf_specdec.cli.sampling import Sampling
 from hf_specdec.cli.streaming import ACCEPTED_STYLE, TARGET_STYLE, BlockStreamer
 from hf_specdec.drafters import NoDrafts
 from hf_specdec.metrics import SpeculationStats, log_line
+from hf_specdec.modeling.placement import input_device
 from hf_specdec.training.progress import progress_bar
 
 LOG_INTERVAL = 10.0
@@ -238,7 +239,8 @@ def generate_batch(
     """
     items, ids = zip(*batch, strict=True)
     inputs = pair.tokenizer.pad({"input_ids": list(ids)}, return_tensors="pt")
-    inputs = {name: inputs[name].to(pair.target.device) for name in ("input_ids", "attention_mask")}
+    device = input_device(pair.target)
+    inputs = {name: inputs[name].to(device) for name in ("input_ids", "attention_mask")}
     sampling = settings.sampling
     arguments: dict[str, Any] = {
         "max_new_tokens": settings.max_new_tokens,

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_specdec.config import Method
+from hf_specdec.modeling.placement import head_device, is_offloaded
 from hf_specdec.prompt import Prompt
 from hf_specdec.static_shapes import CompileChoice
 from hf_specdec.tree import TokenTree, TreeShape
@@ -110,16 +111,21 @@ class VerifiedStep:
         return states[row, self.num_accepted]
 
 
-def check_device(model: PreTrainedModel, target: PreTrainedModel) -> None:
+def check_device(model: PreTrainedModel, target: PreTrainedModel, *others: torch.device) -> None:
     """Raise ValueError unless an assistant is where the target computes its states.
 
     Args:
         model: the assistant.
         target: the model it drafts for.
+        others: where it may be as well.
     """
-    head: Any = target.get_output_embeddings()
-    if model.device != head.weight.device:
-        device = str(head.weight.device)
+    if is_offloaded(model):
+        raise ValueError(
+            "assistant_model is offloaded, and its weights would be fetched for every draft token. "
+            f"Load it whole: from_pretrained(..., device_map={str(head_device(target))!r})."
+        )
+    if model.device != head_device(target) and model.device not in others:
+        device = str(others[0] if others else head_device(target))
         raise ValueError(
             f"assistant_model is on device {model.device}, but the target computes its hidden "
             f"states on {device}. Move it: assistant_model.to({device!r})."
@@ -185,6 +191,10 @@ class Drafter(CandidateGenerator, ABC):
     @abstractmethod
     def check(self, target: PreTrainedModel) -> None:
         """Raise ValueError if this drafter can't draft for ``target``; no heavy work."""
+
+    def device_for(self, target: PreTrainedModel) -> torch.device:
+        """Where a drafter that is loaded for a target is put: where the target ends."""
+        return head_device(target)
 
     @abstractmethod
     def start(

@@ -22,6 +22,7 @@ from hf_specdec.cache import RaggedCache
 from hf_specdec.config import Method
 from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep, check_device
 from hf_specdec.modeling.gemma4_mtp import Gemma4MTP, Gemma4MTPSwitches, States, shared_layers
+from hf_specdec.modeling.placement import device_of
 from hf_specdec.prompt import Prompt
 
 # More than anybody drafts; steps can go on for as long as wished.
@@ -123,7 +124,7 @@ class Gemma4Drafter(Drafter):
     def check(self, target: PreTrainedModel) -> None:
         """Raise ValueError unless sizes, device and dtype fit the target."""
         self.check_config(target)
-        check_device(self.model, target)
+        check_device(self.model, target, self.device_for(target))
         self.network.check_token_ordering()
         size, own = (getattr(model, "tp_size", None) or 1 for model in (target, self.model))
         if own != size:
@@ -138,6 +139,12 @@ class Gemma4Drafter(Drafter):
                 f"which are in {target.dtype}. Load it with dtype={target.dtype}, or call "
                 f"assistant_model.to({target.dtype})."
             )
+
+    def device_for(self, target: PreTrainedModel) -> torch.device:
+        """Where the keys are that it attends to; a head tied to the embedding may be elsewhere."""
+        decoder: Any = target.get_decoder()
+        layers = shared_layers(target.config.get_text_config(decoder=True))
+        return device_of(decoder.layers[max(layers.values())])
 
     def start(
         self,
@@ -170,7 +177,9 @@ class Gemma4Drafter(Drafter):
         """See `Drafter.propose`."""
         assert self._hidden_states is not None, "observe() comes before propose()"
         context, network = self._context or self._context_of_cache(), self.network
-        states = self._hidden_states
+        # With the keys, not with the target's head, should these be on different devices.
+        home, device = token_ids.device, self.model.device
+        states = self._hidden_states.to(device)
         masks = additive(context.visible, states.dtype)
         draft_ids: list[torch.Tensor] = []
         while len(draft_ids) < num_draft_tokens and not (pick is not None and pick.done):
@@ -184,7 +193,7 @@ class Gemma4Drafter(Drafter):
             draft_ids.append(token_ids)
             if len(draft_ids) < num_draft_tokens:
                 states = network.recycle(inner)
-        return torch.stack(draft_ids, dim=1)
+        return torch.stack(draft_ids, dim=1).to(home)
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Reorder the kept states; the cache has been reordered by its owner."""
@@ -205,17 +214,18 @@ class Gemma4Drafter(Drafter):
 
     def _context_of_cache(self) -> _Context:
         """The verified tokens of every row, where they are in the target's cache."""
-        cache = self._cache
+        cache, device = self._cache, self.model.device
         assert cache is not None, "share_cache() comes before propose()"
         ahead = self.network.switches.position_offset
         visible = cache.kept_masks(ahead)
         shared: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         for name in self.network.layer_types:
             keys, values = cache.kept_states(self._layers[name])
-            # There already, unless the target is spread over several devices.
-            shared[name] = keys.to(self.model.device), values.to(self.model.device)
+            # There already, unless the target's last layers are on several devices.
+            shared[name] = keys.to(device), values.to(device)
         positions = (cache.lengths - 1 + ahead - cache.offsets).clamp(min=0)
-        return _Context(shared, {name: visible[name] for name in shared}, positions[:, None])
+        masks = {name: visible[name].to(device) for name in shared}
+        return _Context(shared, masks, positions[:, None].to(device))
 
     def _context_of_outputs(
         self, length: int, model_outputs: Any, n_last_matches: Any, **kwargs: Any

@@ -31,6 +31,7 @@ from hf_specdec.drafters.mlp_tree import (
 )
 from hf_specdec.drafters.whole_weights import whole
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
+from hf_specdec.modeling.placement import weight_on
 from hf_specdec.modeling.quantized import num_ids
 from hf_specdec.prompt import Prompt
 from hf_specdec.static_shapes import CompileChoice
@@ -130,7 +131,9 @@ class MLPDrafter(Drafter):
             self._covered = CoveredIds(ids, self._num_target_ids)
         if self.model.config.share_target_weights:
             head: Any = target.get_output_embeddings()
-            self._bound = self.model.bound_to(whole(embeddings.weight), whole(head.weight))
+            # Copies only of a target that is spread over devices or ranks, or offloaded.
+            tables = (weight_on(part, self.model.device) for part in (embeddings, head))
+            self._bound = self.model.bound_to(*map(whole, tables))
         self._compiled = None
         if self._choice is not None:
             most = num_draft_tokens or self.max_draft_tokens

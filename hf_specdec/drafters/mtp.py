@@ -329,6 +329,8 @@ class MTPDrafter(Drafter):
             if masks is None:
                 masks = self._masks(embeds.dtype)
             hidden = self.network(hidden, embeds, position_ids, masks, self._cache, module)
+            # MiMo's layer is a part of the target, and may be on another device than the head.
+            hidden = hidden.to(position_ids.device)
             if len(drafts) >= num_draft_tokens or (pick is not None and pick.done):
                 continue
             state = hidden[row, span.last]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from transformers.generation import StoppingCriteriaList
 
+from hf_specdec.modeling.placement import input_device
 from hf_specdec.serving.rows import BatchMonitor, Row
 from hf_specdec.serving.telemetry import Telemetry
 
@@ -210,7 +211,7 @@ class Engine:
         config.pad_token_id = self._pad_token_id
         monitor = BatchMonitor(rows, self.end_ids, self._telemetry.row_finished)
         self._telemetry.batch_started(len(rows))
-        device = self._target.get_input_embeddings().weight.device
+        device = input_device(self._target)
         self._target.generate(
             input_ids=input_ids.to(device),
             attention_mask=mask.to(device),

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import Cache
 
 from hf_specdec.modeling.mtp import Feed, MTPSwitches
+from hf_specdec.modeling.placement import head_device, offloaded_weight
 from hf_specdec.modeling.quantized import is_plain
 
 from .configuration_mimo import check_draft_token_ids
@@ -25,18 +26,28 @@ from .modeling_mimo import MiMoForCausalLM
 class _DraftRows:
     """The rows [V', d] of a head for some ids, gathered once, and what they were taken from."""
 
-    def __init__(self, ids: list[int], head: Tensor) -> None:
+    def __init__(self, ids: list[int], target: MiMoForCausalLM) -> None:
+        head = target.lm_head.weight
         self._ids, self._head, self._state = ids, head, _state(head)
-        self.token_ids = torch.tensor(ids, device=head.device)
+        device, plain = head_device(target), is_plain(head)
+        if head.device.type == "meta":
+            # Offloaded: only the rows are kept.
+            head = offloaded_weight(target.lm_head)
+        rows = torch.tensor(ids, device=head.device)
+        self.token_ids = rows.to(device)
         # Of a quantized head no rows can be taken: it is run as a whole, and columns are.
-        self.weight = head.detach()[self.token_ids] if is_plain(head) else None
+        self.weight = head.detach()[rows].to(device) if plain else None
 
     def are_of(self, ids: list[int], head: Tensor) -> bool:
         """Whether they are of this head, which was neither moved nor written to since."""
-        return self._ids is ids and self._head is head and self._state == _state(head)
+        # accelerate makes another parameter of an offloaded head in every forward.
+        is_same = self._head is head or head.device.type == "meta"
+        return self._ids is ids and is_same and self._state == _state(head)
 
 
-def _state(tensor: Tensor) -> tuple[int, int]:
+def _state(tensor: Tensor) -> tuple[int, int] | None:
+    if tensor.device.type == "meta":
+        return None
     # Tensors made in inference mode count no writes.
     return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
 
@@ -148,6 +159,8 @@ class MiMoMTP:
         """Embeddings [B, N, d] of the tokens that follow the states at ``position_ids`` [B, N]."""
         embeds: Tensor = self.target.model.embed_tokens(token_ids)
         if self.switches.mask_position_0:
+            # The embedding's device may not be the positions'.
+            embeds = embeds.to(position_ids.device)
             embeds = embeds.masked_fill((position_ids == 0)[..., None], 0.0)
         return embeds
 
@@ -189,5 +202,5 @@ class MiMoMTP:
             return None
         if self._rows is None or not self._rows.are_of(ids, weight):
             check_draft_token_ids(ids, self.config.vocab_size)
-            self._rows = _DraftRows(ids, weight)
+            self._rows = _DraftRows(ids, self.target)
         return self._rows

@@ -29,6 +29,7 @@ from hf_specdec.modeling.checkpoint_headers import (
     read_index,
     shown,
 )
+from hf_specdec.modeling.placement import head_device
 from hf_specdec.modeling.quantized import compute_dtype
 
 from .families import MTPFamily, family_of
@@ -109,7 +110,7 @@ def _build(
             f"{family.method}; it must be 1 to {_MOST_MODULES}. Its files hold {stored}"
         )
     _check_dtypes(source, weights)
-    head = target.get_output_embeddings().weight
+    device = head_device(target)
     dtype = compute_dtype(target)
     with torch.device("meta"):
         model = MTPModel(target, family, num_modules)
@@ -126,7 +127,7 @@ def _build(
     report, _ = convert_and_load_state_dict_in_model(
         model,
         state,
-        LoadStateDictConfig(weight_mapping=conversions, device_map={"": head.device}, dtype=dtype),
+        LoadStateDictConfig(weight_mapping=conversions, device_map={"": device}, dtype=dtype),
     )
     if report.missing_keys or report.mismatched_keys:
         found = sorted(key for key, _ in weights.values())

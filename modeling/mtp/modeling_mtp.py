@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from hf_specdec.modeling.placement import head_device
 from hf_specdec.modeling.quantized import compute_dtype
 
 from .families import MTPFamily
@@ -140,10 +141,10 @@ class MTPModel(PreTrainedModel):
 
     def follow_target(self) -> None:
         """Move to where the target's head is, and to its dtype, should it have changed."""
-        head = self.target.get_output_embeddings().weight
+        device = head_device(self.target)
         dtype = compute_dtype(self.target)
-        if self.device != head.device or self.dtype != dtype:
-            self.cast(dtype, head.device)
+        if self.device != device or self.dtype != dtype:
+            self.cast(dtype, device)
 
     def cast(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
         """Change dtype and device; what the target keeps in float32 stays so, routers above all."""
@@ -161,6 +162,8 @@ class MTPModel(PreTrainedModel):
         """Embeddings [B, N, d] of the tokens that follow the states at ``position_ids`` [B, N]."""
         embeds: Tensor = self.target.get_input_embeddings()(token_ids)
         if self.switches.mask_position_0:
+            # The embedding's device may not be the positions'.
+            embeds = embeds.to(position_ids.device)
             embeds = embeds.masked_fill((position_ids == 0)[..., None], 0.0)
         return embeds
 
@@ -221,15 +224,16 @@ class MTPModel(PreTrainedModel):
             return self.heads[module](states)
         return self.target.get_output_embeddings()(states)
 
-    def _rotary(
-        self, states: Tensor, position_ids: Tensor, layer_type: str
-    ) -> tuple[Tensor, Tensor] | None:
+    def _rotary(self, states: Tensor, position_ids: Tensor, layer_type: str) -> Any:
         rotary = getattr(self.target.get_decoder(), "rotary_emb", None)
         if rotary is None:
             return None
-        if self._rotary_takes_layer_type:
-            return rotary(states, position_ids, layer_type)
-        return rotary(states, position_ids)
+        more = (layer_type,) if self._rotary_takes_layer_type else ()
+        angles = rotary(states, position_ids, *more)
+        # It stays where the target has it. Some families hand out one complex tensor.
+        if isinstance(angles, tuple):
+            return tuple(part.to(states.device) for part in angles)
+        return angles.to(states.device)
 
 
 def mtp_config(target: Any, family: MTPFamily, num_layers: int) -> Any:
