@@ -26,9 +26,6 @@ class WriterLock:
         path: the lock is ``<path>.lock``, and its holder is named in ``<path>.lock.json``.
         what: is written, as the user named it.
         instead: what else than waiting the user could do.
-
-    Raises:
-        ValueError: on entering, another process holds it.
     """
 
     def __init__(self, path: Path, what: str, instead: str) -> None:
@@ -38,7 +35,12 @@ class WriterLock:
         self._instead = instead
         self._lock = FileLock(str(self._path))
 
-    def __enter__(self) -> WriterLock:
+    def acquire(self) -> None:
+        """Take it, as entering does.
+
+        Raises:
+            ValueError: another process holds it; the message says which.
+        """
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -51,6 +53,18 @@ class WriterLock:
             "run": uuid4().hex,
         }
         self.holder_path.write_text(json.dumps(holder) + "\n", encoding="utf-8")
+
+    def release(self) -> None:
+        """Let it go, and leave nothing behind."""
+        self.holder_path.unlink(missing_ok=True)
+        # Before it is let go, as whoever opened the file meanwhile finds it unlinked and tries
+        # again. On Windows an open file stays.
+        with suppress(OSError):
+            self._path.unlink()
+        self._lock.release()
+
+    def __enter__(self) -> WriterLock:
+        self.acquire()
         return self
 
     def __exit__(
@@ -59,12 +73,7 @@ class WriterLock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.holder_path.unlink(missing_ok=True)
-        # Before it is let go, as whoever opened the file meanwhile finds it unlinked and tries
-        # again. On Windows an open file stays.
-        with suppress(OSError):
-            self._path.unlink()
-        self._lock.release()
+        self.release()
 
     def _refusal(self) -> str:
         try:

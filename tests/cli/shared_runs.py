@@ -108,7 +108,7 @@ class Forked:
         """Exit codes, negative for signals."""
         until = time.monotonic() + 30
         # Asking reaps the dead, as a launcher does.
-        while multiprocessing.active_children():
+        while [process.is_alive() for process in self.processes].count(True):
             time.sleep(0.02)
             if time.monotonic() > until:
                 for process in self.processes:
