@@ -2,13 +2,13 @@
 
 transformers has no registry for candidate generators, so a few methods of ``GenerationMixin`` are
 wrapped when hf_specdec is imported. A wrapper looks at its arguments, serves our assistants, and
-calls the original for everything else, untouched. `disable` puts every original back.
+calls the original for everything else, untouched. `disable` puts every original back. Whether this
+version of transformers has what they rely on, `seams` looks at before.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,30 +32,6 @@ from hf_specdec.ranks import ranks_of
 from hf_specdec.registry import FAMILIES, drafter_for, has_mtp, mtp_network
 from hf_specdec.runners import target_runner
 
-SUPPORTED_TRANSFORMERS = ">=5.24"
-
-# Parameters that each wrapper relies on, checked at import.
-_RELIED_ON = {
-    "generate": ["self", "kwargs"],
-    "_extract_generation_mode_kwargs": ["custom_generate", "kwargs", "assistant_model"],
-    "_validate_generation_mode": [
-        "generation_mode",
-        "generation_config",
-        "generation_mode_kwargs",
-    ],
-    "_get_candidate_generator": ["assistant_model"],
-    "_assisted_decoding": [
-        "input_ids",
-        "logits_processor",
-        "stopping_criteria",
-        "generation_config",
-        "synced_gpus",
-        "streamer",
-        "assistant_model",
-    ],
-    "load_assistant_model": ["model", "assistant_model", "assistant_tokenizer"],
-    "_prepare_generate_kwargs": ["self", "generate_kwargs"],
-}
 # Where the seams are that aren't methods of GenerationMixin.
 _OWNERS: dict[str, Any] = {
     "load_assistant_model": transformers_pipelines,
@@ -350,22 +326,6 @@ def _owner(name: str) -> Any:
     return _OWNERS.get(name, GenerationMixin)
 
 
-def check_transformers() -> None:
-    """Raise ImportError if this transformers lacks what the seams rely on."""
-    for name, parameters in _RELIED_ON.items():
-        owner = _owner(name)
-        method = getattr(owner, name, None)
-        found = inspect.signature(method).parameters if method is not None else {}
-        missing = [p for p in parameters if p not in found]
-        if method is None or missing:
-            what = f"no parameters {missing}" if method is not None else "is missing"
-            raise ImportError(
-                f"hf_specdec supports transformers {SUPPORTED_TRANSFORMERS}; in "
-                f"{transformers.__version__} {owner.__name__}.{name} has changed ({what}). Install "
-                f"'transformers{SUPPORTED_TRANSFORMERS}' or a newer hf_specdec."
-            )
-
-
 def _namespaces() -> list[Any]:
     """The module ``transformers``, which its first import of a network replaces by another."""
     modules = (transformers, sys.modules["transformers"])
@@ -382,7 +342,6 @@ def enable() -> None:
     """Open the seams; done on import, harmless when done again."""
     if _originals:
         return
-    check_transformers()
     for name, wrap in _WRAPPERS.items():
         _originals[name] = getattr(_owner(name), name)
         setattr(_owner(name), name, wrap(_originals[name]))

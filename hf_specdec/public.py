@@ -3,6 +3,11 @@
 Apart from `hf_specdec` itself because the command line imports that without all this (`startup`).
 """
 
+from hf_specdec import seams
+
+# Before anything is imported that would fail without a reason.
+seams.check(seams.ENGINE)
+
 from hf_specdec import publishing
 from hf_specdec.attach import attach, detach, speculation_totals
 from hf_specdec.config import SpeculativeConfig

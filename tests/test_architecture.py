@@ -238,11 +238,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "packing",
         "publishing",
         "registry",
+        "seams",
         "static_shapes",
         "stopping",
         "streaming",
     },
-    "serving": {"metrics", "modeling", "stopping", "streaming"},
+    "seams": set(),
+    "writer_lock": set(),
+    "serving": {"metrics", "modeling", "seams", "stopping", "streaming"},
 }
 # These may import all units but the ones named.
 MAY_NOT_IMPORT: dict[str, set[str]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import time
@@ -17,8 +18,9 @@ from hf_specdec.cli.options import PairSettings
 from hf_specdec.cli.pairs import Pair, load_pair
 from hf_specdec.cli.processes import Processes
 from hf_specdec.cli.prompt_files import Messages, PromptItem
-from hf_specdec.cli.results_file import ResultsFile
+from hf_specdec.cli.results_file import ResultsFile, WriteRow
 from hf_specdec.cli.sampling import Sampling
+from hf_specdec.cli.saving import SavedRun
 from hf_specdec.cli.streaming import ACCEPTED_STYLE, TARGET_STYLE, BlockStreamer
 from hf_specdec.drafters import NoDrafts
 from hf_specdec.metrics import SpeculationStats, log_line
@@ -115,10 +117,15 @@ def run_generate(settings: GenerateSettings, console: Console, log: Console) -> 
             )
         _print_all(settings, console, log)
         return
-    try:
-        _save_all(settings, ResultsFile(settings.output), processes, log)
-    finally:
-        processes.close()
+    run = SavedRun(
+        ResultsFile(settings.output),
+        settings.as_json(),
+        len(settings.items),
+        processes,
+        log,
+        settings.overwrite,
+    )
+    run.run(functools.partial(_generate_share, settings, processes, log))
 
 
 def _print_all(settings: GenerateSettings, console: Console, log: Console) -> None:
@@ -142,37 +149,27 @@ def _print_all(settings: GenerateSettings, console: Console, log: Console) -> No
     reporter.report(last=True)
 
 
-def _save_all(
-    settings: GenerateSettings, results: ResultsFile, processes: Processes, log: Console
+def _generate_share(
+    settings: GenerateSettings,
+    processes: Processes,
+    log: Console,
+    indices: list[int],
+    write: WriteRow,
 ) -> None:
-    if processes.is_main:
-        results.prepare(settings.as_json(), settings.overwrite)
-    processes.wait_for_all()
-    finished = results.finished()
-    left = processes.share([item for item in settings.items if item.index not in finished])
-    if finished and processes.is_main:
-        log.print(f"{len(finished)} of {len(settings.items)} prompts are done already")
-    if left:
-        device = processes.device(settings.pair.device)
-        pair = load_pair(replace(settings.pair, device=device))
-        rows = list(zip(left, encode(settings, pair, left), strict=True))
-        reporter = _Reporter(settings, pair, log)
-        part = processes.rank if processes.count > 1 else None
-        name = "prompts" if part is None else f"prompts of process {part}"
-        with (
-            results.append(part) as write,
-            progress_bar(name, len(rows), enabled=processes.is_main, console=log) as advance,
-        ):
-            for batch in batches(rows, settings.batch_size):
-                for result in generate_batch(settings, pair, batch):
-                    write(result.as_json(settings.sampling))
-                advance(len(batch), "")
-                reporter.report()
-        reporter.report(last=True)
-    processes.wait_for_all()
-    if processes.is_main:
-        results.join()
-        log.print(f"{len(settings.items)} texts are in {settings.output}", soft_wrap=True)
+    """Load the pair and write a row for each of some prompts."""
+    wanted = set(indices)
+    items = [item for item in settings.items if item.index in wanted]
+    pair = load_pair(replace(settings.pair, device=processes.device(settings.pair.device)))
+    rows = list(zip(items, encode(settings, pair, items), strict=True))
+    reporter = _Reporter(settings, pair, log)
+    name = "prompts" if processes.count == 1 else f"prompts of process {processes.rank}"
+    with progress_bar(name, len(rows), enabled=processes.is_main, console=log) as advance:
+        for batch in batches(rows, settings.batch_size):
+            for result in generate_batch(settings, pair, batch):
+                write(result.as_json(settings.sampling))
+            advance(len(batch), "")
+            reporter.report()
+    reporter.report(last=True)
 
 
 def batches(

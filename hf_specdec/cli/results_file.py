@@ -2,19 +2,23 @@
 
 Beside ``out.jsonl`` lies ``out.jsonl.settings.json``, which says what the rows were made with.
 Under several processes each one appends to a part of its own, ``out.jsonl.part-000`` and so on;
-the main process joins them in order. A row's ``index`` says where it belongs.
+the main process joins them in order. A row's ``index`` says where it belongs. While a process
+writes, it holds a lock (`WriterLock`): the main one on the file, each other one on its part.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from hf_specdec.modeling.checkpoint_headers import read_json
+from hf_specdec.writer_lock import WriterLock
 
 
 class WriteRow(Protocol):
@@ -34,8 +38,23 @@ class ResultsFile:
         self.path = path
         self._settings_path = path.with_name(f"{path.name}.settings.json")
 
+    def lock(self, part: int | None = None) -> WriterLock:
+        """What this process holds while it writes, so that no other run writes the same.
+
+        Args:
+            part: the process's number, under several.
+
+        Raises:
+            ValueError: there is no folder for the file.
+        """
+        if not self.path.parent.is_dir():
+            raise ValueError(f"--output {self.path}: there is no folder {self.path.parent}")
+        # Process 0 holds the file itself.
+        path = self._part(part) if part else self.path
+        return WriterLock(path, f"--output {path}", "name another --output")
+
     def prepare(self, settings: dict[str, Any], overwrite: bool = False) -> None:
-        """Begin or continue; only one process may do so at a time.
+        """Begin or continue; for the process that holds the lock.
 
         What an interrupted run left is put in order: half-written lines are dropped, parts joined.
 
@@ -44,21 +63,39 @@ class ResultsFile:
             overwrite: begin anew, whatever is there.
 
         Raises:
-            ValueError: rows that were made with other settings, or by another program.
+            ValueError: rows that were made with other settings, or by another program; a part that
+                a process of an earlier run still writes.
         """
-        if not self.path.parent.is_dir():
-            raise ValueError(f"--output {self.path}: there is no folder {self.path.parent}")
+        for number in self._locked_parts():
+            with self.lock(number):
+                pass  # its process has ended
         if overwrite:
             for path in [self.path, *self._parts()]:
                 path.unlink(missing_ok=True)
         elif self.path.exists() or self._parts():
-            self._check(settings)
+            self.check(settings)
         _replace(self._settings_path, json.dumps(settings, indent=2) + "\n")
         self.join()
 
-    def finished(self) -> set[int]:
-        """Indices of the rows that are there."""
-        return {index for index, _ in _rows(self.path)}
+    def finished(self, parts: bool = False) -> set[int]:
+        """Indices of the rows that are there.
+
+        Args:
+            parts: those in parts that aren't joined as well.
+        """
+        paths = [self.path, *(self._parts() if parts else ())]
+        return {index for path in paths for index, _ in _rows(path)}
+
+    def fingerprint(self) -> str:
+        """Of the file as it was prepared by the run that holds it.
+
+        A process on another machine that finds another one doesn't look at the same folder.
+        """
+        digest = hashlib.sha256()
+        for path in (self.lock().holder_path, self._settings_path, self.path):
+            digest.update(path.read_bytes() if path.exists() else b"")
+            digest.update(b"|")
+        return digest.hexdigest()
 
     @contextmanager
     def append(self, part: int | None = None) -> Iterator[WriteRow]:
@@ -95,10 +132,17 @@ class ResultsFile:
         return self.path.with_name(f"{self.path.name}.part-{number:03d}")
 
     def _parts(self) -> list[Path]:
-        prefix = f"{self.path.name}.part-"
-        return sorted(p for p in self.path.parent.iterdir() if p.name.startswith(prefix))
+        return self._numbered("")
 
-    def _check(self, settings: dict[str, Any]) -> None:
+    def _locked_parts(self) -> list[int]:
+        """Parts whose process holds them, or died."""
+        return [int(p.name.split("-")[-1].split(".")[0]) for p in self._numbered(r"\.lock")]
+
+    def _numbered(self, ending: str) -> list[Path]:
+        pattern = re.compile(rf"{re.escape(self.path.name)}\.part-\d+{ending}")
+        return sorted(p for p in self.path.parent.iterdir() if pattern.fullmatch(p.name))
+
+    def check(self, settings: dict[str, Any]) -> None:
         """Raise ValueError unless the rows were made with these settings."""
         ways = "Continue with the same settings, name another --output, or add --overwrite"
         if not self._settings_path.exists():

@@ -5,3 +5,7 @@ are what happens to a request's rows: a queue, batches that share verification, 
 
 Needs the extra: ``pip install hf-specdec[serving]``.
 """
+
+from hf_specdec import seams
+
+seams.check(seams.SERVING)

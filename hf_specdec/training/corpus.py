@@ -39,6 +39,7 @@ from hf_specdec.training.corpus_metadata import (
     check_same_metadata,
 )
 from hf_specdec.training.corpus_shards import check_positions, check_shard
+from hf_specdec.writer_lock import WriterLock
 
 _SHARDS = "part-*.safetensors"
 _DTYPES = {
@@ -66,7 +67,8 @@ class CorpusWriter:
     """Appends documents to a corpus; a context manager that writes the last shard at the end.
 
     Opening a folder that already holds documents continues it: `document_ids` tells which are
-    there, and a shard that was being written when a run died is discarded.
+    there, and a shard that was being written when a run died is discarded. Until it is left, no
+    other process can open it.
 
     Args:
         directory: created if it is missing.
@@ -77,7 +79,7 @@ class CorpusWriter:
             without the interruption, bit by bit.
 
     Raises:
-        ValueError: the folder holds a corpus with other metadata.
+        ValueError: the folder holds a corpus with other metadata, or another run writes it.
     """
 
     def __init__(
@@ -92,6 +94,21 @@ class CorpusWriter:
         self._pending: list[Document] = []
         self._pending_tokens = 0
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._lock = WriterLock(
+            self.directory / "corpus",
+            f"corpus={str(self.directory)!r}",
+            "name another folder for the corpora",
+        )
+        self._lock.acquire()
+        try:
+            self._open()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _open(self) -> None:
+        """Find what is there, or begin."""
+        metadata = self.metadata
         if (self.directory / METADATA_FILE).exists():
             check_same_metadata(self.directory, metadata)
         else:
@@ -118,9 +135,12 @@ class CorpusWriter:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # After an interruption too, where documents stand for themselves: they are complete.
-        if exc_type is None or self._tokens_per_shard is not None:
-            self.flush()
+        try:
+            # After an interruption too, where documents stand for themselves: they are complete.
+            if exc_type is None or self._tokens_per_shard is not None:
+                self.flush()
+        finally:
+            self._lock.release()
 
     def add(self, document: Document) -> None:
         """Append one document; ``ValueError`` if its tensors do not fit the corpus."""

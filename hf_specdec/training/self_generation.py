@@ -86,19 +86,16 @@ def generate_corpus(
 
     Raises:
         ValueError: a setting out of range; a target with recurrent layers; a folder with a corpus
-            made with other settings.
+            made with other settings, or that another run writes.
     """
     _check(scripts, num_tokens, batch_size, max_length, top_k, sample_top_k, round_size)
-    settings = {
-        "seed": seed,
-        "stop_ids": list(stop_ids),
-        "max_length": max_length,
-        "scripts": {"kind": type(scripts).__name__, **scripts.settings()},
-        # Absent unless asked for, as in corpora that were made before it could be.
-        **({} if sample_top_k is None else {"sample_top_k": sample_top_k}),
-    }
     metadata = CorpusMetadata.of_target(
-        target, "self_generated", top_k, settings, target_name, keep_states
+        target,
+        "self_generated",
+        top_k,
+        _settings(scripts, seed, stop_ids, max_length, sample_top_k),
+        target_name,
+        keep_states,
     )
     shard = tokens_per_shard if round_size is None else None
     with (
@@ -131,6 +128,24 @@ def generate_corpus(
             if until is not None and time.monotonic() >= until:
                 break
         return writer.num_tokens
+
+
+def _settings(
+    scripts: ScriptSource,
+    seed: int,
+    stop_ids: Sequence[int],
+    max_length: int,
+    sample_top_k: int | None,
+) -> dict[str, Any]:
+    """What the documents are a function of, for the metadata."""
+    return {
+        "seed": seed,
+        "stop_ids": list(stop_ids),
+        "max_length": max_length,
+        "scripts": {"kind": type(scripts).__name__, **scripts.settings()},
+        # Absent unless asked for, as in corpora that were made before it could be.
+        **({} if sample_top_k is None else {"sample_top_k": sample_top_k}),
+    }
 
 
 def _check(

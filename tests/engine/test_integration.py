@@ -61,17 +61,6 @@ def test_disable_puts_every_original_back_and_enable_works_again(target, make_sp
     assert output["speculation"].num_target_forwards > 0
 
 
-@pytest.mark.parametrize("name", SEAMS)
-def test_another_transformers_is_refused_at_import(monkeypatch, name):
-    owner = integration._owner(name)
-    monkeypatch.setattr(owner, name, lambda self: None)
-    with pytest.raises(ImportError, match=rf"supports transformers >=5.24.*{name}"):
-        integration.check_transformers()
-    monkeypatch.delattr(owner, name)
-    with pytest.raises(ImportError, match=f"{name} has changed"):
-        integration.check_transformers()
-
-
 def test_other_assistants_and_plain_calls_run_transformers_own_code(target, prompts):
     inputs = prompts(1)
     plain = target.generate(**inputs, max_new_tokens=12, do_sample=False)
