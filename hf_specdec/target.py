@@ -108,6 +108,8 @@ class TargetRunner(ABC):
         # Any: generation methods are a mixin that PreTrainedModel doesn't declare.
         self.model: Any = model
         self._prompt = prompt
+        # Of the active rows.
+        self._shifts = prompt.shifts
         self._max_length = max_length
         self._collect = {name: True for name, wanted in (collect or {}).items() if wanted}
         parameters = inspect.signature(model.forward).parameters
@@ -221,6 +223,12 @@ class TargetRunner(ABC):
             output.hidden_states if "output_hidden_states" in self._collect else None,
             output.attentions if "output_attentions" in self._collect else None,
         )
+
+    def _along_axes(self, position_ids: torch.Tensor) -> torch.Tensor:
+        """Positions int64 ``[n, Q]`` as the model takes them: ``[C, n, Q]`` if it has C axes."""
+        if self._shifts is None:
+            return position_ids
+        return position_ids + self._shifts[..., None]
 
     def _keep_logits(self, count: int) -> dict[str, int]:
         return {"logits_to_keep": count} if self._takes_logits_to_keep else {}
@@ -345,7 +353,7 @@ class RaggedTarget(TargetRunner):
             {
                 "input_ids": tokens,
                 "attention_mask": self._attention_mask(),
-                "position_ids": position_ids,
+                "position_ids": self._along_axes(position_ids),
                 "cache": self.cache,
                 "use_cache": True,
                 **self._keep_logits(0),
@@ -361,6 +369,8 @@ class RaggedTarget(TargetRunner):
         self.cache.keep_rows(order)
         index = torch.tensor(order, device=self._last_positions.device)
         self._last_positions = self._last_positions[index]
+        if self._shifts is not None:
+            self._shifts = self._shifts[:, index]
 
     def hand_out(self, cache: Cache, last_tokens: torch.Tensor, lengths: Sequence[int]) -> Cache:
         """See `TargetRunner.hand_out`; keys and values are views as long as rows stay in place."""
@@ -368,6 +378,7 @@ class RaggedTarget(TargetRunner):
         if min(lengths) < max(lengths):
             # Rows that ended early left before their last token was run; plain generation runs it.
             self._last_positions = self._max_length - 1 - self._prompt.offsets
+            self._shifts = self._prompt.shifts
             self.verify(last_tokens[:, None])
         states, length = self.cache.unload()
         empty = DynamicCache(config=self.model.config.get_text_config(decoder=True))
