@@ -70,10 +70,10 @@ def _active_configs(target: Any) -> Iterator[tuple[str, Any]]:
     configs = getattr(target, "peft_config", None)
     if not isinstance(configs, dict):
         return
-    layer = next((m for m in target.modules() if hasattr(m, "active_adapters")), None)
-    active = getattr(layer, "active_adapters", None)
-    names = list(configs) if active is None or callable(active) else active
-    for name in names:
+    # transformers' models have a method of that name, PEFT's layers a list.
+    found = (getattr(module, "active_adapters", None) for module in target.modules())
+    active = next((names for names in found if isinstance(names, list)), list(configs))
+    for name in active:
         if name in configs:
             yield name, configs[name]
 

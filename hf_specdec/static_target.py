@@ -17,7 +17,6 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from hf_specdec.attention import grouped_attention
 from hf_specdec.prompt import Prompt
 from hf_specdec.recorded_states import RecordedModel
 from hf_specdec.static_cache import RowNumbers, StepCache, WorkspaceCache, visible_keys
@@ -29,6 +28,7 @@ from hf_specdec.static_shapes import (
     kept_for,
     state_of,
 )
+from hf_specdec.switches import switched
 from hf_specdec.target import RaggedTarget, TargetOutput
 from hf_specdec.tree import TokenTree
 
@@ -85,7 +85,7 @@ class StaticTarget(RaggedTarget):
     def capture(self, feed: str = "post_norm", whole_prompt: bool = False) -> Iterator[None]:
         """See `TargetRunner.capture`; hooks are there for the prompt alone."""
         self._feed, self._reads_prompt = feed, whole_prompt
-        with grouped_attention(self.model):
+        with switched(self.model):
             yield
         # Not after an error, which may have come in the middle of a recording.
         self._shapes.give_back(self._workspace)
