@@ -50,12 +50,24 @@ def check_adapters(target: Any) -> None:
 
 def check_rows(target: Any, num_rows: int) -> None:
     """Raise ValueError if every row has an adapter of its own (PEFT's ``adapter_names``)."""
-    if num_rows > 1 and getattr(target, "peft_config", None) and _has_adapter_names(target):
-        raise ValueError(
-            f"adapter_names with a batch of {num_rows} doesn't combine with assistant_model: rows "
-            "that finish leave the batch, and PEFT would give theirs to others. Call "
-            "model.set_adapter(...) and generate the rows of one adapter together."
-        )
+    if num_rows == 1 or not getattr(target, "peft_config", None):
+        return
+    hooks = [
+        (module, key)
+        for module in target.modules()
+        for key, hook in module._forward_pre_hooks.items()
+        if isinstance(hook, partial) and hook.keywords.get("adapter_names") is not None
+    ]
+    if not hooks:
+        return
+    # PEFT takes them away behind calls that return only; later ones would fail.
+    for module, key in hooks:
+        del module._forward_pre_hooks[key], module._forward_pre_hooks_with_kwargs[key]
+    raise ValueError(
+        f"adapter_names with a batch of {num_rows} doesn't combine with assistant_model: rows that "
+        "finish leave the batch, and PEFT would give theirs to others. Call model.set_adapter(...) "
+        "and generate the rows of one adapter together."
+    )
 
 
 def _wrapper_of_call(target: Any) -> Any:
@@ -81,12 +93,3 @@ def _active_configs(target: Any) -> Iterator[tuple[str, Any]]:
 def _kind(config: Any) -> str:
     kind = getattr(config, "peft_type", None)
     return str(getattr(kind, "value", kind))
-
-
-def _has_adapter_names(target: Any) -> bool:
-    """Whether PEFT's hooks for this call say which row has which adapter."""
-    return any(
-        isinstance(hook, partial) and hook.keywords.get("adapter_names") is not None
-        for module in target.modules()
-        for hook in module._forward_pre_hooks.values()
-    )
