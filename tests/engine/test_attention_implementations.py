@@ -123,12 +123,14 @@ def test_flash_attention_under_layers_of_the_target_itself(flash, monkeypatch):
         **inputs, assistant_model=hf_specdec.registry.mtp_network(target), do_sample=False,
         return_dict_in_generate=True,
     )  # fmt: skip
-    target = mtp_checkpoints.load("glm4_moe")
-    target.config._attn_implementation = FLASH[0]
+    # As layers are made with it where it is installed.
+    network = hf_specdec.registry.mtp_network(target)
+    for config in (target.config, network.config):
+        config._attn_implementation = FLASH[0]
     with_flash = target.generate(
-        **inputs, assistant_model=hf_specdec.registry.mtp_network(target), do_sample=False,
-        return_dict_in_generate=True,
-    )  # fmt: skip
+        **inputs, assistant_model=network, do_sample=False, return_dict_in_generate=True
+    )
+    assert flash
     assert torch.equal(with_flash.sequences, with_sdpa.sequences)
     assert with_flash.speculation == with_sdpa.speculation
 
@@ -151,24 +153,29 @@ def test_a_failed_call_puts_the_implementation_back(flash, prompts):
     assert AttentionInterface()[FLASH[0]] is original
 
 
-def test_flex_attention_runs_the_prompt_and_steps_aside(prompts, monkeypatch):
-    # Uncompiled: on a CPU the compiler would take a minute for the same numbers.
-    from torch.nn.attention.flex_attention import flex_attention
-    from transformers.integrations import flex_attention as flex_integration
+class Blocks:
+    """In place of flex attention's BlockMask, which takes a compiler."""
 
+    def __init__(self, **kwargs):
+        self.visible = sdpa_mask(**{**kwargs, "allow_is_causal_skip": False})
+
+
+def test_flex_attention_runs_the_prompt_and_steps_aside(register, prompts):
     lengths = []
 
-    def plain_flex(query, *args, training=False, **kwargs):
+    def flex(module, query, key, value, attention_mask, **kwargs):
+        assert isinstance(attention_mask, Blocks), "flex attention knows no other masks"
         lengths.append(query.shape[2])
-        return flex_attention(query, *args, **kwargs)
+        return sdpa_attention_forward(module, query, key, value, attention_mask.visible, **kwargs)
 
-    monkeypatch.setattr(flex_integration, "compile_friendly_flex_attention", plain_flex)
-    model = with_attention("qwen2", "flex_attention")
-    check_same_text(model, prompts(2))
+    AttentionInterface.register("flex_attention", flex)
+    AttentionMaskInterface.register("flex_attention", lambda **kwargs: Blocks(**kwargs))
+    model, inputs = with_attention("qwen2", "flex_attention"), prompts(2)
+    check_same_text(model, inputs)
     lengths.clear()
-    model.generate(**prompts(2), max_new_tokens=NEW, assistant_model=ScriptedDrafter([[0]] * 2),
+    model.generate(**inputs, max_new_tokens=NEW, assistant_model=ScriptedDrafter([[0]] * 2),
                    num_assistant_tokens=0, do_sample=False)  # fmt: skip
-    assert lengths == [prompts(2)["input_ids"].shape[1]] * model.config.num_hidden_layers
+    assert lengths == [inputs["input_ids"].shape[1]] * model.config.num_hidden_layers
 
 
 def own_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
