@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from hf_specdec import compatibility
+from hf_specdec.adapters import check_adapters
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.integration import ATTACHED, Attachment
 from hf_specdec.metrics import SpeculationTotals
 from hf_specdec.resolution import resolve
+from hf_specdec.wrappers import unwrapped
 
 
 def attach(target: Any, speculative_config: SpeculativeConfig | dict[str, Any] | str) -> Any:
@@ -17,7 +19,8 @@ def attach(target: Any, speculative_config: SpeculativeConfig | dict[str, Any] |
     A call that brings its own ``assistant_model``, or uses beams, runs as if nothing were attached.
 
     Args:
-        target: the model to speed up (a PreTrainedModel that generates).
+        target: the model to speed up (a PreTrainedModel that generates, also inside a PEFT model
+            or what ``torch.compile`` made of it).
         speculative_config: a dict, its JSON text or a `SpeculativeConfig`, for example
             ``{"method": "mlp_speculator", "model": "ibm-ai-platform/llama3-8b-accelerator",
             "num_speculative_tokens": 3}``; ``model`` may also be a loaded drafter. A Hub id or
@@ -31,17 +34,19 @@ def attach(target: Any, speculative_config: SpeculativeConfig | dict[str, Any] |
         ValueError: a wrong config, or a drafter that doesn't fit the target.
     """
     config = SpeculativeConfig.from_value(speculative_config)
-    compatibility.check_target(target)
-    resolution = resolve(config, target)
-    detach(target)
+    check_adapters(target)
+    model = unwrapped(target)
+    compatibility.check_target(model)
+    resolution = resolve(config, model)
+    detach(model)
     # Not as an attribute of its own: a module in there would become a part of the target.
-    target.__dict__[ATTACHED] = Attachment(resolution.assistant, resolution.config)
+    model.__dict__[ATTACHED] = Attachment(resolution.assistant, resolution.config)
     return target
 
 
 def detach(target: Any) -> Any:
     """Let ``target.generate`` be plain again; harmless when nothing is attached."""
-    target.__dict__.pop(ATTACHED, None)
+    unwrapped(target).__dict__.pop(ATTACHED, None)
     return target
 
 
@@ -54,7 +59,7 @@ def speculation_totals(target: Any) -> SpeculationTotals:
     Raises:
         ValueError: nothing is attached.
     """
-    attachment = target.__dict__.get(ATTACHED)
+    attachment = unwrapped(target).__dict__.get(ATTACHED)
     if attachment is None:
         raise ValueError(
             f"target: nothing is attached to this {type(target).__name__}, so nothing is counted. "

@@ -9,14 +9,16 @@ import torch
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from hf_specdec import attention, lockstep, tree_words
+from hf_specdec import lockstep, tree_words
+from hf_specdec.adapters import check_adapters
 from hf_specdec.drafters import Drafter
+from hf_specdec.layer_types import attention_layers
+from hf_specdec.masked_attention import check_attention
 from hf_specdec.outputs import OutputRequest
 from hf_specdec.static_shapes import CompileChoice
 from hf_specdec.streaming import RowStreamer
-from hf_specdec.target import attention_layers
+from hf_specdec.training_mode import check_mode
 
-_ATTENTION_IMPLEMENTATIONS = ("eager", "sdpa", attention.NAME)
 # Static caches only make shapes constant: see `compile_options`.
 _EMULATED_CACHES = (None, "dynamic", "static")
 # What a prompt may bring along and still be run in chunks.
@@ -54,12 +56,9 @@ def check_target(target: PreTrainedModel) -> None:
             f"The target {name} takes no position_ids, so rows of different lengths can't be "
             "verified together. Call generate() without assistant_model."
         )
-    implementation = target.config.get_text_config()._attn_implementation
-    if implementation not in _ATTENTION_IMPLEMENTATIONS:
-        raise ValueError(
-            f"The target {name} uses attn_implementation={implementation!r}, which takes no "
-            "per-row attention mask. Load it with attn_implementation='sdpa' or 'eager'."
-        )
+    check_attention(target)
+    check_adapters(target)
+    check_mode(target)
     if target.get_output_embeddings() is None:
         raise ValueError(f"The target {name} has no output embeddings (lm_head) to read.")
 

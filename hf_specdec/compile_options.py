@@ -16,12 +16,12 @@ from transformers.utils import logging
 
 from hf_specdec import compatibility
 from hf_specdec.decoding_settings import DecodingSettings
+from hf_specdec.layer_types import attention_layers
 from hf_specdec.modeling.placement import is_offloaded
 from hf_specdec.outputs import OutputRequest
 from hf_specdec.recorded_states import can_record
 from hf_specdec.schedule import AUTO
 from hf_specdec.static_shapes import CompileChoice
-from hf_specdec.target import attention_layers
 
 logger = logging.get_logger(__name__)
 

@@ -21,6 +21,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from transformers.pipelines import base as transformers_pipelines
 
 from hf_specdec import call_options, compatibility, compile_options, pipelines, resolution
+from hf_specdec.adapters import check_rows
 from hf_specdec.common_call import call_context, common_drafter, settle_call
 from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import SpeculativeDecoder
@@ -29,6 +30,7 @@ from hf_specdec.metrics import SpeculationStats, SpeculationTotals
 from hf_specdec.modeling.placement import head_device
 from hf_specdec.prompt import Prompt
 from hf_specdec.ranks import ranks_of
+from hf_specdec.reach import check_reach
 from hf_specdec.registry import FAMILIES, drafter_for, has_mtp, mtp_network
 from hf_specdec.runners import target_runner
 
@@ -219,11 +221,15 @@ def _decode(
     compatibility.check_chunks(generation_config.prefill_chunk_size, model_kwargs)
     compatibility.check_processors(logits_processor, num_rows)
     compatibility.check_streamer(streamer, num_rows)
+    check_rows(target, num_rows)
     prompt = _prompt(input_ids, generation_config, model_kwargs, device)
     cache = model_kwargs.get("cache")
     is_given = getattr(cache, "_is_user_defined", False)
     if is_given:
         compatibility.check_cache(cache, num_rows, input_ids.shape[1], prompt.num_slots, target)
+    max_length = generation_config.max_length + prompt.slots_before
+    held = cache.get_seq_length() if is_given else 0
+    check_reach(target, prompt, max_length, held, generation_config.prefill_chunk_size)
     settings = _settings(generation_config, options, num_rows, device)
     settings = settle_call(ranks, settings, prompt, target, cache if is_given else None)
     returns_dict = generation_config.return_dict_in_generate
@@ -232,7 +238,7 @@ def _decode(
         target,
         prompt,
         settings,
-        generation_config.max_length + prompt.slots_before,
+        max_length,
         options["compile"],
         given=cache if is_given else None,
         retain=is_retained,

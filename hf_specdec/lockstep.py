@@ -153,6 +153,8 @@ class LockstepTarget(TargetRunner):
         self._rows_left = True
         self.cache.reorder_cache(cast(torch.LongTensor, index))
         self._offsets, self._pending = self._offsets[index], self._pending[index]
+        if self._shifts is not None:
+            self._shifts = self._shifts[:, index]
         if self._mask is not None:
             self._mask = self._mask[index]
         for states in self._saved or []:
@@ -184,11 +186,12 @@ class LockstepTarget(TargetRunner):
             behind = start + tokens.shape[1] - self._mask.shape[1]
             mask = torch.nn.functional.pad(self._mask, (0, behind), value=1)
         last = self._max_length - 1 - self._offsets[:, None]
+        positions = torch.minimum(slots - self._offsets[:, None], last).clamp_(min=0)
         return self._call(
             {
                 "input_ids": tokens,
                 "attention_mask": mask,
-                "position_ids": torch.minimum(slots - self._offsets[:, None], last).clamp_(min=0),
+                "position_ids": self._along_axes(positions),
                 "cache": self.cache,
                 "use_cache": True,
                 **self._keep_logits(num_logits),

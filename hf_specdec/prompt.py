@@ -25,6 +25,8 @@ class Prompt:
         embeds: ``[B, T, d]``, embeddings in place of ids, or ``None``.
         given_on: where the caller's ids were, and so what belongs to the call besides; ``None``:
             where these are.
+        shifts: int64 ``[C, B]``, how far each of C axes is ahead of the position behind the prompt,
+            for models that rotate by time, height and width (Qwen-VL, GLM-V); else ``None``.
     """
 
     input_ids: torch.Tensor
@@ -34,6 +36,7 @@ class Prompt:
     hidden: torch.Tensor | None = None
     embeds: torch.Tensor | None = None
     given_on: torch.device | None = None
+    shifts: torch.Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -66,13 +69,14 @@ class Prompt:
             input_ids: int64 ``[B, T_ids]``; empty or a part where a cache or embeddings hold more.
             num_slots: T.
             attention_mask: ``[B, T]``, zero where there is no token; ``None`` means all ones.
-            position_ids: ``[B or 1, ...]`` whose last column belongs to slot T - 1, or ``None``.
+            position_ids: ``[B or 1, ...]``, or ``[C, B or 1, ...]`` for C axes; the last column
+                belongs to slot T - 1. Or ``None``.
             embeds: ``[B, T, d]`` or ``None``.
             device: where the target's output head is.
         """
         rows = input_ids.shape[0]
         padding = torch.zeros(rows, dtype=torch.long, device=device)
-        offsets, hidden = padding, None
+        offsets, hidden, shifts = padding, None, None
         if attention_mask is not None:
             is_hidden = (attention_mask == 0).to(device)
             padding = is_hidden.long().cumprod(dim=1).sum(dim=1)
@@ -81,5 +85,9 @@ class Prompt:
                 hidden = is_hidden
         if position_ids is not None and position_ids.dim() == 2:
             offsets = num_slots - 1 - position_ids[:, -1].to(device).expand(rows)
+        elif position_ids is not None and position_ids.dim() == 3:
+            # An image takes fewer positions than tokens, and every axis goes on where it ended.
+            ends = position_ids[..., -1].to(device).expand(-1, rows)
+            shifts = ends - (num_slots - 1 - offsets)
         ids, given_on = input_ids.to(device), input_ids.device
-        return cls(ids, num_slots, padding, offsets, hidden, embeds, given_on)
+        return cls(ids, num_slots, padding, offsets, hidden, embeds, given_on, shifts)

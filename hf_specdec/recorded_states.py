@@ -103,7 +103,10 @@ def can_record(model: nn.Module, feed: str = "post_norm") -> bool:
     path = next((name for name, m in model.named_modules() if m is module), None)
     if path is None:
         return False
-    return not any("forward" in m.__dict__ for m in _along(model, path.split(".")))
+    along = _along(model, path.split("."))
+    # The outermost one runs uncompiled meanwhile; what was compiled further in would not see this.
+    compiled = any(m.__dict__.get("_compiled_call_impl") is not None for m in along[1:])
+    return not compiled and not any("forward" in m.__dict__ for m in along)
 
 
 def twin(module: nn.Module) -> nn.Module:

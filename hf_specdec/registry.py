@@ -27,6 +27,7 @@ from hf_specdec.modeling.mimo import MiMoConfig, MiMoForCausalLM, MiMoModel, MiM
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
 from hf_specdec.modeling.mtp import FAMILIES as MTP_FAMILIES
 from hf_specdec.modeling.mtp import MTPModel, family_of, load_mtp
+from hf_specdec.wrappers import unwrapped
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ _LOADED = "_hf_specdec_mtp"
 
 def drafter_for(assistant_model: Any) -> Drafter | None:
     """The drafter that serves an ``assistant_model``, or ``None`` if it isn't one of ours."""
+    assistant_model = unwrapped(assistant_model)
     if isinstance(assistant_model, Drafter):
         return assistant_model
     if isinstance(assistant_model, _MTP_NETWORKS):
@@ -98,6 +100,7 @@ def drafter_for(assistant_model: Any) -> Drafter | None:
 
 def has_mtp(target: Any) -> bool:
     """Whether the target is of a family whose MTP layers are known; its checkpoint isn't read."""
+    target = unwrapped(target)
     return isinstance(target, MiMoForCausalLM) or family_of(target.config) is not None
 
 
@@ -110,6 +113,7 @@ def mtp_network(target: Any) -> MiMoMTP | MTPModel:
     Raises:
         ValueError: a target without MTP layers, or of a family that isn't known.
     """
+    target = unwrapped(target)
     if isinstance(target, MiMoForCausalLM):
         return MiMoMTP(target)
     if not has_mtp(target):

@@ -17,7 +17,6 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from hf_specdec.attention import grouped_attention
 from hf_specdec.prompt import Prompt
 from hf_specdec.recorded_states import RecordedModel
 from hf_specdec.static_cache import RowNumbers, StepCache, WorkspaceCache, visible_keys
@@ -29,6 +28,7 @@ from hf_specdec.static_shapes import (
     kept_for,
     state_of,
 )
+from hf_specdec.switches import switched
 from hf_specdec.target import RaggedTarget, TargetOutput
 from hf_specdec.tree import TokenTree
 
@@ -85,7 +85,7 @@ class StaticTarget(RaggedTarget):
     def capture(self, feed: str = "post_norm", whole_prompt: bool = False) -> Iterator[None]:
         """See `TargetRunner.capture`; hooks are there for the prompt alone."""
         self._feed, self._reads_prompt = feed, whole_prompt
-        with grouped_attention(self.model):
+        with switched(self.model):
             yield
         # Not after an error, which may have come in the middle of a recording.
         self._shapes.give_back(self._workspace)
@@ -138,6 +138,8 @@ class StaticTarget(RaggedTarget):
             if self._prompt.hidden is not None:
                 hidden = self._hidden()
                 hidden[: len(after)] = hidden[index]
+            if (shifts := self._axes()) is not None:
+                shifts[:, : len(after)] = shifts[:, index]
         super().keep_rows(order)
 
     def hand_out(self, cache: Cache, last_tokens: torch.Tensor, lengths: Sequence[int]) -> Cache:
@@ -158,6 +160,15 @@ class StaticTarget(RaggedTarget):
         device = self._prompt.padding.device
         return self._workspace.tensor("hidden", shape, torch.bool, device)
 
+    def _axes(self) -> torch.Tensor | None:
+        """int64 ``[C, rows]``, see `Prompt`; ``None`` for a model with one axis."""
+        if self._shifts is None:
+            return None
+        axes, device = len(self._shifts), self._prompt.padding.device
+        return self._workspace.tensor(
+            f"shifts{axes}", (axes, self._workspace.rows), torch.long, device
+        )
+
     def _write_numbers(self) -> None:
         """Say of every row where it stands behind the prompt; fillers are empty rows."""
         rows, numbers = self._prompt.num_rows, self._numbers().zero_()
@@ -167,6 +178,8 @@ class StaticTarget(RaggedTarget):
         numbers[:rows, RowNumbers.LAST_POSITION] = self._last_positions
         if (hidden := self._prompt.hidden) is not None:
             self._hidden().zero_()[:rows, : hidden.shape[1]] = hidden
+        if (shifts := self._axes()) is not None:
+            shifts.zero_()[:, :rows] = self._prompt.shifts
 
     def _layout(self) -> _Layout:
         layers = self.cache.ragged_layers
@@ -190,8 +203,10 @@ class StaticTarget(RaggedTarget):
             for layer in self.cache.ragged_layers
         ]
         hidden = self._hidden()[:size] if self._prompt.hidden is not None else None
-        inputs = (tokens, self._numbers()[:size], buffers, hidden)
-        key = (size, width, hidden is None)
+        shifts = self._axes()
+        shifts = None if shifts is None else shifts[:, :size]
+        inputs = (tokens, self._numbers()[:size], buffers, hidden, shifts)
+        key = (size, width, hidden is None, None if shifts is None else len(shifts))
         with self._shapes.lock:
             recorded = _recorded_model(self._shapes, self.model, self._feed)
             keep_logits = self._keep_logits(0)
@@ -262,12 +277,15 @@ def _verify_function(
         numbers: torch.Tensor,
         buffers: list[tuple[torch.Tensor, torch.Tensor] | None],
         hidden: torch.Tensor | None,
+        shifts: torch.Tensor | None,
     ) -> Tensors:
         lengths, padding, offsets, last = numbers.unbind(1)
         steps = torch.arange(tokens.shape[1], device=tokens.device)
         slots = lengths[:, None] + steps
         # Behind the limit nothing is emitted, but a table of positions must have one.
         positions = torch.minimum(slots - offsets[:, None], last[:, None]).clamp(min=0)
+        if shifts is not None:
+            positions = positions + shifts[..., None]
         masks: Any = {}
         for name, window, ring in kinds:
             visible = visible_keys(slots, padding, num_slots, window, ring, hidden)

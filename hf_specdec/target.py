@@ -18,22 +18,22 @@ from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache, get_layer_types_and_kwargs
+from transformers.cache_utils import Cache, DynamicCache
 
-from hf_specdec.attention import additive, grouped_attention
+from hf_specdec.attention import additive
 from hf_specdec.cache import RaggedCache
 from hf_specdec.cache_layers import RaggedIndexedLayer
 from hf_specdec.devices import moved_once
+from hf_specdec.layer_types import attention_layers
+from hf_specdec.masked_attention import implementation_of, takes_booleans
 from hf_specdec.modeling.mtp import final_norm
 from hf_specdec.modeling.placement import devices_of
 from hf_specdec.prompt import Prompt
+from hf_specdec.switches import switched
 from hf_specdec.tree import TokenTree
 
 # Slots added to the prompt at first; caches for long generations grow by doubling from there.
 _INITIAL_SLOTS = 512
-_LAYER_TYPES = ("full_attention", "sliding_attention", "indexed_attention")
-# What transformers calls a layer without a state of its own.
-_STATELESS = "dummy"
 _PER_TOKEN = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
 
@@ -53,35 +53,6 @@ class TargetOutput:
     hidden_states: torch.Tensor
     all_hidden_states: tuple[torch.Tensor, ...] | None = None
     attentions: tuple[torch.Tensor, ...] | None = None
-
-
-def attention_layers(model: PreTrainedModel) -> tuple[list[int | None], list[str | None]]:
-    """Window (or ``None``) and layer type of each layer of the target's cache.
-
-    A layer that attends with the keys of an earlier one (Gemma 3n, Gemma 4) has its window, but
-    ``None`` for the type of its cache.
-
-    Raises:
-        ValueError: a layer keeps a state that has no place in a `RaggedCache`.
-    """
-    config: Any = model.config.get_text_config(decoder=True)
-    types, kwargs = get_layer_types_and_kwargs(config)
-    windows = [layer_kwargs.get("sliding_window") for layer_kwargs in kwargs]
-    kept: list[str | None] = list(types)
-    for i, mode in enumerate(getattr(config, "kv_sharing_modes", None) or ()):
-        if mode == "reuse" and types[i] == _STATELESS:
-            kept[i] = None
-            if config.layer_types[i] == "sliding_attention":
-                windows[i] = config.per_layer_config[i].sliding_window
-    unsupported = sorted({name for name in kept if name is not None} - set(_LAYER_TYPES))
-    if unsupported:
-        raise ValueError(
-            f"The target {type(model).__name__} has layers of type {', '.join(unsupported)}, whose "
-            "state can't be rolled back after a rejected draft. Speculation works with targets "
-            f"whose layers are {', '.join(_LAYER_TYPES)}; call generate() without assistant_model "
-            "for this one."
-        )
-    return windows, kept
 
 
 class TargetRunner(ABC):
@@ -110,6 +81,8 @@ class TargetRunner(ABC):
         # Any: generation methods are a mixin that PreTrainedModel doesn't declare.
         self.model: Any = model
         self._prompt = prompt
+        # Of the active rows.
+        self._shifts = prompt.shifts
         self._max_length = max_length
         self._collect = {name: True for name, wanted in (collect or {}).items() if wanted}
         parameters = inspect.signature(model.forward).parameters
@@ -144,7 +117,7 @@ class TargetRunner(ABC):
             norm = final_norm(self.model)
             handle = norm.register_forward_pre_hook(lambda _module, args: keep(args[0]))
         try:
-            with grouped_attention(self.model):
+            with switched(self.model):
                 yield
         finally:
             handle.remove()
@@ -198,6 +171,8 @@ class TargetRunner(ABC):
         ids = prompt.input_ids[:, max(start - before, 0) : max(stop - before, 0)]
         self._begin_prompt(stop - start)
         inputs = self.model.prepare_inputs_for_generation(ids, is_first_iteration=True, **kwargs)
+        # Phi-3 drops it from a long prompt, to begin anew where its frequencies change.
+        inputs["cache"] = self.cache
         if "position_ids" in inputs and inputs["position_ids"] is None:
             # The model takes slots for positions, padding included (Exaone 4.5).
             self._set_offsets(torch.zeros_like(prompt.offsets))
@@ -225,6 +200,12 @@ class TargetRunner(ABC):
             output.hidden_states if "output_hidden_states" in self._collect else None,
             output.attentions if "output_attentions" in self._collect else None,
         )
+
+    def _along_axes(self, position_ids: torch.Tensor) -> torch.Tensor:
+        """Positions int64 ``[n, Q]`` as the model takes them: ``[C, n, Q]`` if it has C axes."""
+        if self._shifts is None:
+            return position_ids
+        return position_ids + self._shifts[..., None]
 
     def _keep_logits(self, count: int) -> dict[str, int]:
         return {"logits_to_keep": count} if self._takes_logits_to_keep else {}
@@ -346,6 +327,7 @@ class RaggedTarget(TargetRunner):
         # emitted, but a model with a table of positions must find one for it.
         positions = self.cache.begin(tokens.shape[1], tree=tree)
         position_ids = torch.minimum(positions, self._last_positions[:, None])
+        position_ids = self._along_axes(position_ids)
         masks = self._attention_masks()
         with moved_once((*masks.values(), position_ids) if self._is_spread else ()):
             return self._call(
@@ -369,6 +351,8 @@ class RaggedTarget(TargetRunner):
         self.cache.keep_rows(order)
         index = torch.tensor(order, device=self._last_positions.device)
         self._last_positions = self._last_positions[index]
+        if self._shifts is not None:
+            self._shifts = self._shifts[:, index]
 
     def hand_out(self, cache: Cache, last_tokens: torch.Tensor, lengths: Sequence[int]) -> Cache:
         """See `TargetRunner.hand_out`; keys and values are views as long as rows stay in place."""
@@ -376,6 +360,7 @@ class RaggedTarget(TargetRunner):
         if min(lengths) < max(lengths):
             # Rows that ended early left before their last token was run; plain generation runs it.
             self._last_positions = self._max_length - 1 - self._prompt.offsets
+            self._shifts = self._prompt.shifts
             self.verify(last_tokens[:, None])
         states, length = self.cache.unload()
         empty = DynamicCache(config=self.model.config.get_text_config(decoder=True))
@@ -396,4 +381,7 @@ class RaggedTarget(TargetRunner):
         return cache
 
     def _attention_masks(self) -> dict[str, torch.Tensor]:
-        return additive(self.cache.attention_masks(), self.cache.dtype or self.model.dtype)
+        masks = self.cache.attention_masks()
+        if takes_booleans(implementation_of(self.model)):
+            return masks
+        return additive(masks, self.cache.dtype or self.model.dtype)

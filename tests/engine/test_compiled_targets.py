@@ -1,0 +1,126 @@
+"""Targets that somebody compiled: their text, and what a drafter reads, are as without."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from tiny_models import _target
+
+import hf_specdec
+from hf_specdec.uncompiled import uncompiled
+
+NEW = 10
+
+
+class Counts:
+    """A backend that runs graphs as they are, and counts the runs."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def __call__(self, graph, inputs):
+        def run(*args):
+            self.runs += 1
+            return graph.forward(*args)
+
+        return run
+
+
+def compile_forward(model, backend):
+    model.forward = torch.compile(model.forward, backend=backend)
+    return model
+
+
+def compile_in_place(model, backend):
+    model.compile(backend=backend)
+    return model
+
+
+def compile_whole(model, backend):
+    return torch.compile(model, backend=backend)
+
+
+def compile_layers(model, backend):
+    for layer in model.model.layers:
+        layer.mlp.compile(backend=backend)
+    return model
+
+
+WAYS = [compile_forward, compile_in_place, compile_whole, compile_layers]
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_same_text_and_same_drafts(way, prompts, make_speculator):
+    inputs, speculator = prompts(3), make_speculator()
+    settings = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
+    expected = _target("llama").generate(**inputs, **settings, assistant_model=speculator)
+    counts = Counts()
+    model = way(copy.deepcopy(_target("llama")), counts)
+    output = model.generate(**inputs, **settings, assistant_model=speculator)
+    assert torch.equal(output.sequences, expected.sequences)
+    assert output.speculation == expected.speculation
+    # Parts go on as they were compiled; the whole would be compiled anew for most steps.
+    assert (counts.runs > 0) == (way is compile_layers)
+    hf_specdec.attach(model, {"model": speculator})
+    assert model.generate(**inputs, **settings).speculation == expected.speculation
+    assert hf_specdec.speculation_totals(model).snapshot().num_drafts > 0
+    hf_specdec.detach(model)
+    # And for those who don't speculate it is compiled as before.
+    if way in (compile_forward, compile_in_place):
+        assert counts.runs == 0
+        with torch.no_grad():
+            model(inputs["input_ids"])
+        assert counts.runs > 0
+
+
+def test_sampled(prompts, make_speculator):
+    model, inputs = compile_in_place(copy.deepcopy(_target("llama")), Counts()), prompts(2)
+    settings = {"max_new_tokens": NEW, "do_sample": True, "row_seeds": [3, 4]}
+    settings["assistant_model"] = make_speculator()
+    expected = _target("llama").generate(**inputs, **settings, num_assistant_tokens=0)
+    assert torch.equal(model.generate(**inputs, **settings), expected)
+
+
+@pytest.mark.parametrize("way", WAYS[:2], ids=lambda way: way.__name__)
+def test_the_switch_is_shared_and_put_back(way):
+    model = way(copy.deepcopy(_target("llama")), Counts())
+    before = dict(model.__dict__)
+    with pytest.raises(RuntimeError, match="inside"), uncompiled(model):
+        # One call inside another stands for two threads.
+        with uncompiled(model):
+            assert model.__dict__ != before
+        assert model.__dict__ != before
+        raise RuntimeError("inside")
+    assert model.__dict__ == before
+
+
+@pytest.mark.parametrize("way", WAYS[:2], ids=lambda way: way.__name__)
+def test_static_shapes_of_a_compiled_target(way, prompts, make_speculator):
+    from compiled_calls import Graphs
+
+    inputs, speculator = prompts(1), make_speculator()
+    settings = {"max_new_tokens": 5, "do_sample": False, "num_assistant_tokens": 1}
+    plain = _target("llama").generate(**inputs, max_new_tokens=5, do_sample=False)
+    model, graphs = way(copy.deepcopy(_target("llama")), Counts()), Graphs()
+    ours = model.generate(**inputs, **settings, **graphs.arguments, assistant_model=speculator)
+    assert torch.equal(ours, plain)
+    # A forward that was replaced can't be read in a graph: that is said, and nothing compiled.
+    assert bool(len(graphs)) == (way is compile_in_place)
+
+
+def test_a_compiled_drafter(target, prompts, make_speculator):
+    inputs = prompts(2)
+    settings = functools.partial(
+        target.generate, **inputs, max_new_tokens=NEW, do_sample=False, return_dict_in_generate=True
+    )
+    expected = settings(assistant_model=make_speculator())
+    compiled = torch.compile(make_speculator(), backend=Counts())
+    assert settings(assistant_model=compiled).speculation == expected.speculation
