@@ -19,7 +19,7 @@ from hf_specdec import compatibility
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.drafters import Drafter, MTPDrafter, NGramDrafter
 from hf_specdec.modeling.checkpoint_files import read_weights_files
-from hf_specdec.modeling.checkpoint_headers import check_stored_dtypes
+from hf_specdec.modeling.checkpoint_headers import check_stored_dtypes, check_stored_shapes
 from hf_specdec.registry import FAMILIES, MTP_MODEL_TYPES, drafter_for, mtp_network
 from hf_specdec.schedule import AUTO
 from hf_specdec.tree_words import tree_wish
@@ -164,16 +164,24 @@ def _load(config: SpeculativeConfig, target: PreTrainedModel) -> PreTrainedModel
     _check_method(config, drafter)
     drafter.check_config(target)
     _check_num_draft_tokens(config, drafter)
-    return _loaded(name, revision, drafter_config, target)
+    network = drafter.model  # type: ignore[attr-defined]
+    return _loaded(name, revision, network, target)
 
 
 def _loaded(
-    name: str, revision: str | None, drafter_config: PreTrainedConfig, target: PreTrainedModel
+    name: str, revision: str | None, network: PreTrainedModel, target: PreTrainedModel
 ) -> PreTrainedModel:
-    """The drafter's network with all of its weights, in the target's dtype, at its head."""
+    """A drafter's network with all of its weights, in the target's dtype, at its head.
+
+    Args:
+        name, revision: of the checkpoint.
+        network: of its config, without weights.
+        target: the model it drafts for.
+    """
     files = read_weights_files(name, revision=revision)
-    if files is not None and getattr(drafter_config, "quantization_config", None) is None:
+    if files is not None and getattr(network.config, "quantization_config", None) is None:
         check_stored_dtypes(name, files.entries, lambda key: key.endswith(_TABLES_OF_IDS))
+        check_stored_shapes(name, files.entries, network)
     try:
         loaded, report = AutoModel.from_pretrained(
             name, revision=revision, dtype=target.dtype, output_loading_info=True
