@@ -20,7 +20,7 @@ from hf_specdec import compatibility
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.drafters import Drafter, Gemma4Drafter, MTPDrafter, NGramDrafter
 from hf_specdec.modeling.checkpoint_files import read_weights_files
-from hf_specdec.modeling.checkpoint_headers import check_stored_dtypes
+from hf_specdec.modeling.checkpoint_headers import check_stored_dtypes, check_stored_shapes
 from hf_specdec.registry import FAMILIES, MTP_MODEL_TYPES, drafter_for, mtp_network
 from hf_specdec.schedule import AUTO
 from hf_specdec.tree_words import tree_wish
@@ -171,21 +171,30 @@ def _load(config: SpeculativeConfig, target: PreTrainedModel) -> PreTrainedModel
     if size > 1 and isinstance(drafter, Gemma4Drafter):
         # It attends to the keys of the target, of which each rank has those of some heads.
         cut = {"distributed_config": DistributedConfig(tp_size=size)}
-    loaded = _loaded(name, revision, drafter_config, target.dtype, cut)
+    network = drafter.model  # type: ignore[attr-defined]
+    loaded = _loaded(name, revision, network, target.dtype, cut)
     return loaded if cut else loaded.to(drafter.device_for(target))
 
 
 def _loaded(
     name: str,
     revision: str | None,
-    drafter_config: PreTrainedConfig,
+    network: PreTrainedModel,
     dtype: torch.dtype,
     cut: dict[str, Any],
 ) -> PreTrainedModel:
-    """The drafter's network with all of its weights, in the target's dtype."""
+    """A drafter's network with all of its weights.
+
+    Args:
+        name, revision: of the checkpoint.
+        network: of its config, without weights.
+        dtype: the target's.
+        cut: how it is spread over ranks, in the words of ``from_pretrained``.
+    """
     files = read_weights_files(name, revision=revision)
-    if files is not None and getattr(drafter_config, "quantization_config", None) is None:
+    if files is not None and getattr(network.config, "quantization_config", None) is None:
         check_stored_dtypes(name, files.entries, lambda key: key.endswith(_TABLES_OF_IDS))
+        check_stored_shapes(name, files.entries, network)
     try:
         loaded, report = AutoModel.from_pretrained(
             name, revision=revision, dtype=dtype, output_loading_info=True, **cut

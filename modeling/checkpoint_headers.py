@@ -226,6 +226,33 @@ def check_stored_dtypes(
         )
 
 
+def check_stored_shapes(
+    source: object, entries: Mapping[str, StoredTensor], network: torch.nn.Module
+) -> None:
+    """Refuse weights of another shape than the network's, before memory is taken for those.
+
+    Args:
+        source: of the checkpoint, for the message.
+        entries: of its files; names that the network doesn't have are left to others.
+        network: without weights.
+
+    Raises:
+        ValueError: naming some of them, with both shapes.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    wrong = [
+        f"{name} (checkpoint {list(entry.shape)}, network {list(shapes[name])})"
+        for name, entry in sorted(entries.items())
+        if shapes.get(name, entry.shape) != entry.shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+        raise ValueError(
+            f"the weights of {str(source)!r} do not fit its config.\n  of the wrong shape: "
+            f"{', '.join(wrong[:8])}{more}\nCorrect the config, or download the checkpoint again"
+        )
+
+
 def shown(value: Any) -> str:
     """A value in a message, cut off where it is long."""
     try:

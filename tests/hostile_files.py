@@ -80,8 +80,8 @@ def _doubled(file: Path) -> None:
 
 def _overlapping(file: Path) -> None:
     header, data = header_of(file)
-    first, second = (key for key in list(header)[-2:])
-    header[second]["data_offsets"] = header[first]["data_offsets"]
+    last = max((e for e in header.values() if "dtype" in e), key=lambda e: e["data_offsets"])
+    last["data_offsets"] = [n - 1 for n in last["data_offsets"]]
     write_header(file, header, data)
 
 

@@ -1,4 +1,4 @@
-"""Hostile checkpoints of MLP speculators: refused by name by every loader, with nothing left."""
+"""Hostile checkpoints of MLP speculators: refused by name, whoever loads them."""
 
 import json
 import resource

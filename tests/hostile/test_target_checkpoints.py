@@ -64,7 +64,7 @@ def test_mtp_weights_in_a_damaged_file(mtp_refused, mtp_folder: Path, damage: st
 def test_mtp_weights_behind_an_index(mtp_refused, mtp_folder: Path, index: str) -> None:
     weight_map, message = INDEXES[index]
     if isinstance(weight_map, dict):
-        weight_map = {"model.layers.2.eh_proj.weight": next(iter(weight_map.values()))}
+        weight_map = {"model.layers.3.eh_proj.weight": next(iter(weight_map.values()))}
         message = message.replace("'a'", r"'model\.layers.*'")
     mtp_refused(lambda: write_index(mtp_folder, weight_map), message)
 
@@ -101,7 +101,7 @@ def test_code_in_mtp_weights_is_not_run(mtp_refused, mtp_folder: Path, tmp_path:
 
     def spoil() -> None:
         (mtp_folder / WEIGHTS).unlink()
-        content = {"model.layers.2.eh_proj.weight": Trap(marker)}
+        content = {"model.layers.3.eh_proj.weight": Trap(marker)}
         torch.save(content, mtp_folder / "pytorch_model.bin")
 
     mtp_refused(spoil, "no pickle of tensors alone")
@@ -158,7 +158,7 @@ def test_an_assistant_with_missing_weights(gemma_folder: Path) -> None:
 
 def test_an_assistant_with_a_weight_of_another_shape(gemma_folder: Path) -> None:
     _changed(gemma_folder, lambda t: t.update({"pre_projection.weight": torch.ones(3, 3)}))
-    gemma_refused(gemma_folder, r"(?s)don't fit its config: .*pre_projection")
+    gemma_refused(gemma_folder, r"wrong shape: pre_projection\.weight \(checkpoint \[3, 3\]")
 
 
 def test_an_assistant_of_integers(gemma_folder: Path) -> None:
@@ -188,4 +188,5 @@ def test_a_table_of_ids_that_are_none(gemma_folder: Path, value: int) -> None:
 )  # fmt: skip
 def test_absurd_values_in_an_assistants_config(gemma_folder: Path, field: str, value: Any) -> None:
     change_config(gemma_folder, **{field: value})
-    gemma_refused(gemma_folder, f"{field}|speculative_config.model='{gemma_folder}' can't be read")
+    wrong = "wrong shape: masked_embedding.centroids" if value == 7 else "can't be read.*"
+    gemma_refused(gemma_folder, f"{gemma_folder}.*{wrong}" if value != 7 else wrong)
