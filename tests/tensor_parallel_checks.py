@@ -89,15 +89,18 @@ def recorded(model: Any) -> tuple[Any, list[list[list[int]]]]:
     return drafter, proposals
 
 
-def same_drafts(whole: tuple[Any, Any], parts: tuple[Any, Any], **kwargs: Any) -> Any:
+def same_drafts(
+    whole: tuple[Any, Any], parts: tuple[Any, Any], of_rank: Any = None, **kwargs: Any
+) -> Any:
     """Compare (target, assistant) whole and cut: the tokens, and every proposal on the way.
 
-    A wrong feed to a drafter would show nowhere but in these.
+    A wrong feed to a drafter would show nowhere but in these. ``of_rank`` are this rank's own
+    arguments, which shouldn't matter.
     """
     drafter, proposals = recorded(whole[1])
     reference = generate(whole[0], drafter, **kwargs)
     drafter, proposals_of_parts = recorded(parts[1])
-    output = generate(parts[0], drafter, **kwargs)
+    output = generate(parts[0], drafter, **{**kwargs, **(of_rank or {})})
     assert output.sequences.tolist() == reference.sequences.tolist()
     assert proposals_of_parts == proposals
     assert output.speculation == reference.speculation
@@ -119,11 +122,10 @@ def check_seeds_are_those_of_the_first_rank(folder: Path, rank: int) -> None:
     output = generate(cut(folder), speculator, **options)
     assert output.sequences.tolist() == plain.sequences.tolist()
     assert output.sequences[:, 9:].tolist() != expected()
-    options["row_seeds"] = [5, 6, 7]
-    plain = generate(_target("llama"), speculator, num_assistant_tokens=0, **options)
-    options["row_seeds"] = [5 + rank, 6 + rank, 7 + rank]
-    output = generate(cut(folder), speculator, **options)
-    assert output.sequences.tolist() == plain.sequences.tolist()
+    # Drafts are sampled with the same seeds, on every rank.
+    of_rank = {"row_seeds": [5 + rank, 6 + rank, 7 + rank]}
+    pairs = (_target("llama"), speculator), (cut(folder), speculator)
+    same_drafts(*pairs, of_rank, row_seeds=[5, 6, 7], **options)
 
 
 def check_speculator_and_one_that_shares_the_targets_tables(folder: Path, rank: int) -> None:
