@@ -18,7 +18,7 @@ DeviceMap = Annotated[
     typer.Option(
         "--device-map",
         metavar="MAP",
-        help="Spread the target: auto, balanced, sequential or JSON.",
+        help="Spread the target: auto, ... or JSON.",
     ),
 ]
 MaxMemory = Annotated[
@@ -26,7 +26,7 @@ MaxMemory = Annotated[
     typer.Option(
         "--max-memory",
         metavar="JSON",
-        help='With --device-map: \'{"0": "20GiB", "cpu": "60GiB"}\'.',
+        help='As {"0": "20GiB", "cpu": "60GiB"}.',
     ),
 ]
 OffloadFolder = Annotated[
@@ -34,7 +34,7 @@ OffloadFolder = Annotated[
     typer.Option(
         "--offload-folder",
         metavar="DIR",
-        help="With --device-map: for what fits nowhere else.",
+        help="For weights that fit nowhere else.",
     ),
 ]
 

@@ -42,7 +42,7 @@ def test_a_target_on_the_disk_says_what_it_says_in_memory(pair_folders, tmp_path
         rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
         texts.append([row["text"] for row in rows])
     assert texts[0] == texts[1]
-    assert "draft tokens accepted" in result.output or "accept" in result.output
+    assert all(row["speculation"]["num_drafts"] > 0 for row in rows)
 
 
 def test_the_drafter_goes_where_the_target_ends(pair_folders, tmp_path: Path) -> None:
