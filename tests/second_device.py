@@ -32,8 +32,8 @@ class Elsewhere(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, device: Any = None, requires_grad: bool = False):
-        if isinstance(inner, Elsewhere):
-            # accelerate makes parameters by calling the class of the old one.
+        if device is None:
+            # accelerate makes a parameter by calling the class of the old one.
             return torch.nn.Parameter(inner, requires_grad=requires_grad)
         self = torch.Tensor._make_wrapper_subclass(
             cls,

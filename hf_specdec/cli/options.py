@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY
+from hf_specdec.cli.spread import Spread
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.schedule import AUTO
 
@@ -132,6 +133,7 @@ class PairSettings:
         device: of both models; ``"auto"``: a GPU if torch sees one.
         pack_weights: of both models, see `hf_specdec.pack_weights`.
         compiles: calls of the target run with static shapes, compiled.
+        spread: how the target is spread over devices; ``None``: it is on ``device``.
     """
 
     target: str
@@ -140,6 +142,7 @@ class PairSettings:
     device: str = "auto"
     pack_weights: bool = False
     compiles: bool = False
+    spread: Spread | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The settings for a file, with the fields of the config that say something."""
@@ -165,6 +168,7 @@ def pair_settings(
     compiles: bool = False,
     tree_nodes: int | None = None,
     lookup: int | None = None,
+    spread: Spread | None = None,
 ) -> PairSettings:
     """Make one config of the JSON and the shortcuts.
 
@@ -205,7 +209,12 @@ def pair_settings(
             "one with --spec-model or --spec-method",
             param_hint="--compile",
         )
-    return PairSettings(target, config, dtype, device, pack_weights, compiles)
+    if spread is not None and target == DEMO:
+        raise typer.BadParameter(
+            "the demo's target is small: give a target of your own, or leave this out",
+            param_hint="--device-map",
+        )
+    return PairSettings(target, config, dtype, device, pack_weights, compiles, spread)
 
 
 def _fields(text: str | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from hf_specdec.attach import attach
 from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY, load_demo_pair
 from hf_specdec.cli.options import DEMO, DtypeName, PairSettings
+from hf_specdec.cli.spread import Spread
 from hf_specdec.integration import ATTACHED
 from hf_specdec.packing import pack_weights
 
@@ -43,8 +44,12 @@ class Pair:
         return self.settings.speculative_config is not None
 
 
-def choose_device(device: str) -> torch.device:
+def choose_device(device: str, option: str = "--device") -> torch.device:
     """The device of a name; ``"auto"``: a GPU if torch sees one.
+
+    Args:
+        device: the name.
+        option: where it is from, for the message.
 
     Raises:
         ValueError: a name that torch doesn't know, or a device that isn't there.
@@ -56,7 +61,7 @@ def choose_device(device: str) -> torch.device:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(
-            f"--device {device}: torch can't use it here ({str(error).splitlines()[0]}). "
+            f"{option} {device}: torch can't use it here ({str(error).splitlines()[0]}). "
             "Use cpu, or auto"
         ) from None
     return chosen
@@ -69,6 +74,7 @@ def load_pair(settings: PairSettings) -> Pair:
         DemoPairUnavailableError: the demo's target is asked for and not installed.
         OSError, ValueError: a model that can't be loaded, or a pair that doesn't fit.
     """
+    spread = settings.spread
     device = choose_device(settings.device)
     config = settings.speculative_config
     if settings.target == DEMO:
@@ -77,7 +83,7 @@ def load_pair(settings: PairSettings) -> Pair:
         if config is not None and config.model == str(DRAFTER_DIRECTORY):
             config = replace(config, model=demo.drafter)
     else:
-        target, tokenizer = load_target(settings.target, settings.dtype, device)
+        target, tokenizer = load_target(settings.target, settings.dtype, device, spread)
     if config is not None:
         attach(target, config)
     if settings.pack_weights:
@@ -99,13 +105,16 @@ def _pack(target: Any) -> None:
         raise ValueError(f"--pack-weights: {error}") from None
 
 
-def load_target(name: str, dtype: DtypeName, device: torch.device) -> tuple[Any, Any]:
+def load_target(
+    name: str, dtype: DtypeName, device: torch.device, spread: Spread | None = None
+) -> tuple[Any, Any]:
     """Load a target of any kind that generates text, and its tokenizer.
 
     Args:
         name: Hub id or folder.
         dtype: ``"auto"``: the checkpoint's.
         device: where it is put.
+        spread: where its parts are put instead.
 
     Raises:
         OSError, ValueError: it can't be loaded.
@@ -121,8 +130,14 @@ def load_target(name: str, dtype: DtypeName, device: torch.device) -> tuple[Any,
     if config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         auto = AutoModelForImageTextToText
     chosen: Any = dtype if dtype == "auto" else getattr(torch, dtype)
-    target = auto.from_pretrained(name, dtype=chosen).to(device).eval()
-    return target, _ready(AutoTokenizer.from_pretrained(name))
+    if spread is not None and isinstance(spread.device_map, dict):
+        for place in {*spread.device_map.values()} - {"cpu", "disk"}:
+            choose_device(f"cuda:{place}" if isinstance(place, int) else place, "--device-map")
+    if spread is None:
+        target = auto.from_pretrained(name, dtype=chosen).to(device)
+    else:
+        target = auto.from_pretrained(name, dtype=chosen, **spread.arguments())
+    return target.eval(), _ready(AutoTokenizer.from_pretrained(name))
 
 
 def demo_dtype(name: DtypeName) -> torch.dtype:

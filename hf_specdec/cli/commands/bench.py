@@ -20,6 +20,7 @@ from hf_specdec.cli.options import (
     draft_tokens,
     pair_settings,
 )
+from hf_specdec.cli.spread import DeviceMap, MaxMemory, OffloadFolder, spread
 
 _SYNTHETIC = "A drafter of known quality"
 
@@ -76,6 +77,9 @@ def bench(
     spec_tokens: SpecTokens = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     pack_weights: PackWeights = False,
     compiles: Compile = False,
     threads: Annotated[
@@ -150,6 +154,7 @@ def bench(
         pack_weights,
         compiles,
         lookup=lookup,
+        spread=spread(device_map, max_memory, offload_folder, device, compiles, pack_weights),
     )
     options = (speculative_config, spec_method, spec_model, spec_tokens, lookup)
     names_drafter = any(option is not None for option in options)

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from hf_specdec.cli import options
 from hf_specdec.cli import sampling as sampling_options
+from hf_specdec.cli import spread as spread_options
 from hf_specdec.cli.prompt_files import PromptItem, items_of, read_items, split_lines
 
 Prompts = Annotated[
@@ -77,6 +78,9 @@ def generate(
     lookup: options.Lookup = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    device_map: spread_options.DeviceMap = None,
+    max_memory: spread_options.MaxMemory = None,
+    offload_folder: spread_options.OffloadFolder = None,
     pack_weights: options.PackWeights = False,
     compiles: options.Compile = False,
 ) -> None:
@@ -103,6 +107,9 @@ def generate(
         compiles,
         tree_nodes,
         lookup,
+        spread_options.spread(
+            device_map, max_memory, offload_folder, device, compiles, pack_weights
+        ),
     )
     speculates = pair.speculative_config is not None
     sampling = sampling_options.sampling(temperature, top_p, top_k, min_p, seed)

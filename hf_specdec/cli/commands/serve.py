@@ -19,6 +19,7 @@ from hf_specdec.cli.options import (
     TreeNodes,
     pair_settings,
 )
+from hf_specdec.cli.spread import DeviceMap, MaxMemory, OffloadFolder, spread
 
 
 def _option(what: str, metavar: str, panel: str | None = None, least: float | None = None) -> Any:
@@ -74,6 +75,9 @@ def serve(
     lookup: Lookup = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     pack_weights: PackWeights = False,
     compiles: Compile = False,
     host: Host = "127.0.0.1",
@@ -111,6 +115,7 @@ def serve(
         compiles,
         tree_nodes,
         lookup,
+        spread(device_map, max_memory, offload_folder, device, compiles, pack_weights),
     )
     template_kwargs = _json_object(chat_template_kwargs)
     from hf_specdec.cli.serve import ServeSettings, run_serve
