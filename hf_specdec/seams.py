@@ -165,7 +165,7 @@ ENGINE = (
         "GenerationMixin._prepare_cache_for_generation",
         mentions=("_is_user_defined",),
     ),
-    *_all("transformers.generation", "GenerateDecoderOnlyOutput", "GenerationMixin"),
+    *_all(_GENERATION, "GenerateDecoderOnlyOutput", "GenerationMixin"),
     Seam("transformers.generation.candidate_generator", "CandidateGenerator", abstract=()),
     Seam(
         "transformers.generation.candidate_generator",
@@ -187,6 +187,7 @@ ENGINE = (
         "EosTokenCriteria",
         "MaxLengthCriteria",
         "StopStringCriteria",
+        "StoppingCriteriaList",
     ),
     Seam("transformers.generation.stopping_criteria", "StoppingCriteria", abstract=()),
     Seam("transformers.generation.streamers", "BaseStreamer", abstract=()),
@@ -210,7 +211,8 @@ ENGINE = (
     *_all(_CACHES, "DynamicSlidingWindowLayer", "LinearAttentionCacheLayerMixin"),
     Seam(_CACHES, "get_layer_types_and_kwargs", ("config",), returns="tuple"),
     # Attention and masks.
-    *_all("transformers", "AttentionInterface.register", "AttentionMaskInterface.register"),
+    Seam("transformers", "AttentionInterface.register", ("key", "value")),
+    Seam("transformers", "AttentionMaskInterface.register", ("key", "value")),
     Seam(
         "transformers.integrations.sdpa_attention",
         "sdpa_attention_forward",

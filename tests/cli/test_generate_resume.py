@@ -1,16 +1,13 @@
-"""An interrupted `generate` is continued by the same command, with one process or several."""
+"""An interrupted `generate` is continued by the same command."""
 
 import json
-import os
-import subprocess
-import sys
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-import hf_specdec
 from hf_specdec.cli import generate as generate_module
 from hf_specdec.cli.app import app
 from hf_specdec.cli.processes import Processes
@@ -18,7 +15,6 @@ from hf_specdec.cli.results_file import ResultsFile
 
 PROMPTS = ["a cat", "b", "the dog, or so", "xyz", "hello there", "one", "two"]
 OPTIONS = ["--dtype", "float32", "--device", "cpu", "--max-new-tokens", "10", "--batch-size", "2"]
-ROOT = Path(hf_specdec.__file__).parents[1]
 
 
 @pytest.fixture
@@ -151,6 +147,28 @@ def test_a_file_of_another_program_is_not_touched(pair_folders: Any, files: Any)
     assert "there is no folder" in result.output
 
 
+def test_sigterm_keeps_what_is_finished(
+    pair_folders: Any, files: Any, expected: Any, asked: list[int], monkeypatch: Any
+) -> None:
+    counting = generate_module.generate_batch
+    before = signal.getsignal(signal.SIGTERM)
+
+    def stop(settings: Any, pair: Any, batch: Any, streamer: Any = None) -> Any:
+        if batch[0][0].index == 4:
+            signal.raise_signal(signal.SIGTERM)
+        return counting(settings, pair, batch, streamer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generate_module, "generate_batch", stop)
+        result = run(pair_folders, files)
+    assert result.exit_code == 128 + signal.SIGTERM
+    assert "4 of 7 texts are kept. Run the same command again to go on" in result.output
+    assert signal.getsignal(signal.SIGTERM) == before
+    run(pair_folders, files)
+    assert asked == [0, 1, 2, 3, 4, 5, 6]
+    assert texts_of(files[1]) == expected
+
+
 def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
     results = ResultsFile(tmp_path / "out.jsonl")
     results.prepare({})
@@ -184,18 +202,6 @@ def test_shares_differ_by_one_at_most() -> None:
     assert shares == [[0, 3, 6], [1, 4], [2, 5]]
 
 
-def test_without_a_launcher_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    processes = Processes.of_launcher()
-    assert (processes.is_main, processes.count, processes.device("auto")) == (True, 1, "auto")
-    processes.wait_for_all()
-    processes.close()
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(ValueError, match="WORLD_SIZE=2: several processes need the package acc"):
-        Processes.of_launcher()
-
-
 def test_several_processes_need_a_file(
     pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,49 +209,3 @@ def test_several_processes_need_a_file(
     result = CliRunner().invoke(app, ["generate", str(pair_folders[0]), "a"])
     assert result.exit_code == 1
     assert "2 processes share the prompts; name the file" in result.output
-
-
-# Process 1 ends as if it were killed, before its second batch.
-DYING = """
-import os
-from hf_specdec.cli import generate as module
-from hf_specdec.cli.app import main
-original = module.generate_batch
-def die(settings, pair, batch, streamer=None):
-    if os.environ["RANK"] == "1" and batch[0][0].index > 1:
-        os._exit(9)
-    return original(settings, pair, batch, streamer)
-module.generate_batch = die
-main()
-"""
-
-
-def launch(*command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    # Without GPUs accelerate starts several processes on the CPU by this option, too.
-    launcher = ["-m", "accelerate.commands.launch", "--quiet", "--multi_gpu"]
-    return subprocess.run(
-        [sys.executable, *launcher, "--num_processes", "2", "--main_process_port", "0", *command],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-
-
-def test_processes_of_a_launcher_share_the_prompts(
-    pair_folders: Any, files: Any, expected: Any, tmp_path: Path
-) -> None:
-    """Seven prompts for two processes; one dies, and the same command completes its work."""
-    pytest.importorskip("accelerate")
-    script = tmp_path / "dying.py"
-    script.write_text(DYING)
-    arguments = arguments_of(pair_folders, files)
-    assert launch(str(script), *arguments).returncode != 0
-    output = files[1]
-    left = [p.name for p in output.parent.iterdir() if "part" in p.name]
-    assert left, "the dead process left a part"
-    result = launch("-m", "hf_specdec", *arguments)
-    assert result.returncode == 0, result.stderr
-    assert "prompts are done already" in result.stderr
-    assert texts_of(output) == expected
-    assert [p.name for p in output.parent.iterdir() if "part" in p.name] == []
