@@ -76,14 +76,19 @@ def check_attention(model: Any) -> None:
             "your own that takes 4-D masks says so by AttentionMaskInterface.register"
             f"({name!r}, sdpa_mask)."
         )
-    # Chosen by class when the target was made, and called past the interface.
-    own = [m for m in model.get_decoder().modules() if "FlashAttention" in type(m).__name__]
-    if own:
-        raise ValueError(
-            f"The target {target} with attn_implementation={name!r} has a {type(own[0]).__name__} "
-            "of its own, which takes no per-row attention mask. Load it with "
-            "attn_implementation='sdpa' or 'eager'."
-        )
+    config = model.config.get_text_config(decoder=True)
+    is_capped = getattr(config, "attn_logit_softcapping", None) is not None
+    for module in model.get_decoder().modules():
+        kind = type(module).__name__
+        if "FlashAttention" in kind:
+            # Chosen by class when the target was made, and called past the interface.
+            raise ValueError(
+                f"The target {target} with attn_implementation={name!r} has a {kind} of its own, "
+                "which takes no per-row attention mask. Load it with attn_implementation='sdpa' or "
+                "'eager'."
+            )
+        if hasattr(module, "sinks") or (is_capped and kind.endswith("Attention")):
+            _eager_attention(type(module))
 
 
 @contextmanager
@@ -134,7 +139,8 @@ def _stepping_aside(original: Callable[..., Any]) -> Callable[..., Any]:
 @cache
 def _eager_attention(layer_class: type[torch.nn.Module]) -> Callable[..., Any]:
     """The function that a family's layers use with ``eager``."""
-    function = getattr(sys.modules[layer_class.__module__], "eager_attention_forward", None)
+    module = sys.modules.get(layer_class.__module__)
+    function = getattr(module, "eager_attention_forward", None)
     if function is None:
         raise ValueError(
             f"The target's {layer_class.__name__} caps its scores or has sinks, and has no eager "

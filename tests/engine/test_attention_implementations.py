@@ -1,10 +1,10 @@
 """Every attention implementation: used, stepping aside for the verifying forward, or refused."""
 
 import copy
-import sys
 
 import pytest
 import torch
+from multimodal_models import seeing_target
 from tiny_models import (
     ScriptedDrafter,
     _target,
@@ -18,7 +18,7 @@ from transformers.masking_utils import eager_mask, flash_attention_mask, sdpa_ma
 
 from hf_specdec.masked_attention import row_masks
 
-NEW = 14
+NEW = 10
 FLASH = ["flash_attention_2", "flash_attention_3", "flash_attention_4"]
 
 
@@ -135,6 +135,19 @@ def test_flash_attention_under_layers_of_the_target_itself(flash, monkeypatch):
     assert with_flash.speculation == with_sdpa.speculation
 
 
+def test_flash_attention_under_recurrent_layers(flash, prompts):
+    # Their rows advance together, with masks that the kernels know: nothing steps aside.
+    model, inputs = copy.deepcopy(seeing_target("qwen3_5")), prompts(2)
+    model.config.text_config._attn_implementation = FLASH[0]
+    texts = row_by_row(model, inputs, max_new_tokens=NEW, do_sample=False)
+    flash.clear()
+    output = model.generate(
+        **inputs, max_new_tokens=NEW, do_sample=False, assistant_model=ScriptedDrafter(texts)
+    )
+    assert output[:, inputs["input_ids"].shape[1] :].tolist() == texts
+    assert max(flash[1:]) > 1
+
+
 def test_a_failed_call_puts_the_implementation_back(flash, prompts):
     class Breaks(ScriptedDrafter):
         def propose(self, *args, **kwargs):
@@ -244,12 +257,19 @@ def test_layers_that_call_flash_attention_past_the_interface(prompts, make_specu
         model.generate(**prompts(1), max_new_tokens=3, assistant_model=make_speculator())
 
 
-def test_capped_scores_without_an_eager_function(flash, prompts, make_speculator, monkeypatch):
-    model = with_attention("gemma2", FLASH[0])
-    from hf_specdec import masked_attention
+@pytest.mark.parametrize("way", ["capped", "sinks"])
+def test_capped_scores_without_an_eager_function(way, prompts, make_speculator):
+    class OwnAttention(torch.nn.Module):
+        pass
 
-    masked_attention._eager_attention.cache_clear()
-    module = sys.modules[type(model).__module__]
-    monkeypatch.delattr(module, "eager_attention_forward")
-    with pytest.raises(ValueError, match="Gemma2Attention caps its scores.*'eager'"):
+    model = with_attention("llama", FLASH[0])
+    model.model.layers[0].extra = OwnAttention()
+    if way == "sinks":
+        model.model.layers[0].extra.sinks = torch.zeros(4)
+    else:
+        model.model.layers[0].self_attn = model.model.layers[0].extra
+        for layer in model.model.layers[1:]:
+            layer.self_attn = torch.nn.Identity()
+        model.config.attn_logit_softcapping = 20.0
+    with pytest.raises(ValueError, match="OwnAttention caps its scores or has sinks.*'eager'"):
         model.generate(**prompts(1), max_new_tokens=3, assistant_model=make_speculator())

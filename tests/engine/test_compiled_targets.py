@@ -5,7 +5,7 @@ import functools
 
 import pytest
 import torch
-from tiny_models import _target
+from tiny_models import ScriptedDrafter, _target, sometimes_wrong
 
 import hf_specdec
 from hf_specdec.uncompiled import uncompiled
@@ -73,12 +73,6 @@ def test_same_text_and_same_drafts(way, prompts, make_speculator):
     assert model.generate(**inputs, **settings).speculation == expected.speculation
     assert hf_specdec.speculation_totals(model).snapshot().num_drafts > 0
     hf_specdec.detach(model)
-    # And for those who don't speculate it is compiled as before.
-    if way in (compile_forward, compile_in_place):
-        assert counts.runs == 0
-        with torch.no_grad():
-            model(inputs["input_ids"])
-        assert counts.runs > 0
 
 
 def test_sampled(prompts, make_speculator):
@@ -103,13 +97,18 @@ def test_the_switch_is_shared_and_put_back(way):
 
 
 @pytest.mark.parametrize("way", WAYS[:2], ids=lambda way: way.__name__)
-def test_static_shapes_of_a_compiled_target(way, prompts, make_speculator):
+def test_static_shapes_of_a_compiled_target(way, prompts):
     from compiled_calls import Graphs
 
-    inputs, speculator = prompts(1), make_speculator()
+    inputs = prompts(1)
     settings = {"max_new_tokens": 5, "do_sample": False, "num_assistant_tokens": 1}
-    plain = _target("llama").generate(**inputs, max_new_tokens=5, do_sample=False)
-    model, graphs = way(copy.deepcopy(_target("llama")), Counts()), Graphs()
+    model, graphs = copy.deepcopy(_target("llama")), Graphs()
+    # One layer: graphs take long to trace.
+    model.model.layers, model.config.num_hidden_layers = model.model.layers[:1], 1
+    plain = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+    answers = plain[:, inputs["input_ids"].shape[1] :].tolist()
+    speculator = ScriptedDrafter(answers, sometimes_wrong, num_draft_tokens=1)
+    model = way(model, Counts())
     ours = model.generate(**inputs, **settings, **graphs.arguments, assistant_model=speculator)
     assert torch.equal(ours, plain)
     # A forward that was replaced can't be read in a graph: that is said, and nothing compiled.
