@@ -20,6 +20,8 @@ from soak_watch import MIB, TypeCounts, Watch, freed_at_once, live_tensors, resi
 
 # Every so many calls one is watched with the collector off, and memory is read.
 STRIDE = 50
+# Seconds of a run whose memory says something.
+_SHORTEST = 600
 # Kinds that make cycles or keep things on purpose: transformers' pipelines, torch's compiler.
 _NOT_FREED_AT_ONCE = ("a pipeline", "models of its own", "static shapes", "threads")
 
@@ -52,9 +54,12 @@ class Report:
     grown: dict[str, int] = field(default_factory=dict)
 
     def growth(self) -> float | None:
-        """MiB an hour: the slope of a line through the resident memory of the second half."""
+        """MiB an hour: the slope of a line through the resident memory of the second half.
+
+        ``None`` for runs too short to tell growth from what is loaded once.
+        """
         half = [(t, m) for t, m in self.memory if t >= self.seconds / 2]
-        if len(half) < 3:
+        if len(half) < 3 or self.seconds < _SHORTEST:
             return None
         mean_t = sum(t for t, _ in half) / len(half)
         mean_m = sum(m for _, m in half) / len(half)

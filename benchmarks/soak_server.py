@@ -84,7 +84,7 @@ def serve(port: int) -> None:
 
 
 class Client:
-    """One connection, made again where it was cut."""
+    """A connection at a time, to the server of this machine."""
 
     def __init__(self, port: int):
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
@@ -96,6 +96,8 @@ class Client:
 
     def post(self, body: dict[str, Any]) -> http.client.HTTPResponse:
         """An answer to be read to its end, or else to be left by `close`."""
+        # A server may close a connection that was idle; a new one for each request can't be caught.
+        self.close()
         headers = {"Content-Type": "application/json"}
         self._connection.request("POST", "/v1/completions", json.dumps(body), headers)
         return self._connection.getresponse()

@@ -3,14 +3,15 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
-import serving_server
 from serving_server import MODEL, Running, serving, wait_for
 
-from hf_specdec.cli.serve import UNKNOWN_POSITIONS
+from hf_specdec.cli.serve import UNKNOWN_POSITIONS, _positions
+from hf_specdec.serving.api_errors import ApiError
 from hf_specdec.serving.served_model import ServedModel
 
 CHAT: Any = [{"role": "user", "content": "a cat"}]
@@ -83,30 +84,21 @@ def test_the_tokenizers_thread_ends_with_the_server() -> None:
     wait_for(lambda: threads() == before)
 
 
-def test_a_model_without_a_number_of_positions_has_a_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    make_pair = serving_server.make_pair
-
-    def without_positions(*args: Any) -> Any:
-        target, plain = make_pair(*args)
-        # As of models whose positions are endless: their configs have no such field.
-        del target.config.max_position_embeddings
-        return target, plain
-
-    monkeypatch.setattr(serving_server, "make_pair", without_positions)
-    with serving() as server:
-        assert server.client.models.list().data[0].model_dump()["max_model_len"] == 131_072
-        for asked in (UNKNOWN_POSITIONS, 10**12):
-            with pytest.raises(openai.BadRequestError, match=f"max_tokens={asked}: the prompt has"):
-                server.client.completions.create(model=MODEL, prompt="abc", max_tokens=asked)
-        said = server.client.completions.create(
-            model=MODEL, prompt="abc", max_tokens=4, temperature=0
-        )
-        assert said.choices[0].text == server.greedy("abc", 4)
+@pytest.mark.parametrize("asked", [UNKNOWN_POSITIONS, 10**12])
+def test_a_model_without_a_number_of_positions_has_a_limit(asked: int) -> None:
+    # As of Bloom or Mamba, whose configs have no such field.
+    config = SimpleNamespace(get_text_config=lambda decoder: SimpleNamespace())
+    target = SimpleNamespace(config=config)
+    positions = _positions(target, None)
+    assert positions == 131_072
+    assert _positions(target, 10**6) == 10**6
+    served = ServedModel(target, None, MODEL, positions)
+    assert served.max_new_tokens(UNKNOWN_POSITIONS - 3, 3, "max_tokens") == UNKNOWN_POSITIONS - 3
+    with pytest.raises(ApiError, match=f"max_tokens={asked}: the prompt has 3 tokens"):
+        served.max_new_tokens(asked, 3, "max_tokens")
 
 
-def test_a_shorter_limit_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shorter_limit_may_be_set() -> None:
     with (
         serving(max_model_len=16) as server,
         pytest.raises(openai.BadRequestError, match="max_tokens=16: the prompt has 3 tokens"),
