@@ -10,7 +10,7 @@ ARGS   ?=
 
 INSTALL_INPUTS := pyproject.toml .ci/install-torch
 
-.PHONY: help demo test check style bench clean
+.PHONY: help demo test check style bench bad-input clean
 
 help:
 	@echo "make demo    run the demo               (options: make demo ARGS='--help')"
@@ -18,6 +18,7 @@ help:
 	@echo "make check   the same without installing (elsewhere: make check BIN=path/to/venv/bin)"
 	@echo "make style   format and fix what ruff can fix"
 	@echo "make bench   measure throughput and acceptance: a table, docs/bench.json, docs/bench.png"
+	@echo "make bad-input   write docs/bad_input.md, the table of what is refused, from the tests"
 	@echo "make clean   remove .venv, caches and build products"
 
 demo: $(VENV)/.installed-demo
@@ -39,6 +40,9 @@ style:
 bench: $(VENV)/.installed-bench
 	$(BIN)/hf-specdec bench demo --set general code summarising maths --limit 8 --batch 1 8 --k 1 3 \
 		--repeats 1 --json docs/bench.json --plot docs/bench.png --markdown $(ARGS)
+
+bad-input: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --bad-input-table docs/bad_input.md $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
