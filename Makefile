@@ -10,7 +10,7 @@ ARGS   ?=
 
 INSTALL_INPUTS := pyproject.toml .ci/install-torch
 
-.PHONY: help demo test check style bench versions clean
+.PHONY: help demo test check style bench bad-input versions clean
 
 help:
 	@echo "make demo    run the demo               (options: make demo ARGS='--help')"
@@ -18,6 +18,7 @@ help:
 	@echo "make check   the same without installing (elsewhere: make check BIN=path/to/venv/bin)"
 	@echo "make style   format and fix what ruff can fix"
 	@echo "make bench   measure throughput and acceptance: a table, docs/bench.json, docs/bench.png"
+	@echo "make bad-input   write docs/bad_input.md, the table of what is refused, from the tests"
 	@echo "make versions  a quick part of the tests with the oldest and newest torch and transformers"
 	@echo "make clean   remove .venv, caches and build products"
 
@@ -43,6 +44,9 @@ bench: $(VENV)/.installed-bench
 
 versions:
 	$(PYTHON) .ci/versions $(ARGS)
+
+bad-input: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --bad-input-table docs/bad_input.md $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

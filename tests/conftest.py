@@ -14,7 +14,7 @@ except ModuleNotFoundError:  # the tests of the architecture run without it
 
 # Fixtures: tiny targets, speculators, pairs on disk, corpora, servers, drafters of known quality.
 _PLUGINS = ["tiny_models", "tiny_corpora", "tiny_pairs", "serving_server", "training_command"]
-pytest_plugins = _PLUGINS if torch is not None else []
+pytest_plugins = ["refusals", *(_PLUGINS if torch is not None else [])]
 
 SEED = 0
 
