@@ -124,7 +124,10 @@ def test_tokens_that_depend_on_each_other(name, make_speculator):
     assert {state.dtype for _, _, state in watcher.states} == {torch.float32}
 
 
-@pytest.mark.parametrize("name", of_equality("exact"))
+# One of each library, with its head where that can be quantized, and groups of 4 bits.
+@pytest.mark.parametrize(
+    "name", ["bnb-fp4-head", "torchao-int8-head", "torchao-int4", "quanto-int8-head"]
+)
 class TestWeightsAlone:
     def test_sampled_under_a_seed(self, name, make_speculator):
         target, inputs = quantized(name), make_prompts(3)
