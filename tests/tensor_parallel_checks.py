@@ -114,7 +114,8 @@ def check_ragged_batch_of_half_right_drafts(folder: Path, rank: int) -> None:
 
 
 def check_seeds_are_those_of_the_first_rank(folder: Path, rank: int) -> None:
-    options = {"do_sample": True, "temperature": 1.4, "top_k": 30}
+    options: dict[str, Any] = {"do_sample": True, "temperature": 1.4, "top_k": 30}
+    torch.manual_seed(3)
     speculator = random_speculator(_target("llama"))
     torch.manual_seed(5)
     plain = generate(_target("llama"), speculator, num_assistant_tokens=0, **options)
@@ -150,7 +151,7 @@ def check_mtp_layers(folder: Path, rank: int) -> None:
     plain = row_by_row(target, inputs_of(), max_new_tokens=NEW, do_sample=False)
     output = same_drafts(*pairs, num_assistant_tokens=3)
     assert output.sequences[:, 9:].tolist() == plain
-    threshold = {"num_assistant_tokens": 3, "assistant_confidence_threshold": 0.2}
+    threshold: dict[str, Any] = {"num_assistant_tokens": 3, "assistant_confidence_threshold": 0.2}
     same_drafts(*pairs, do_sample=True, row_seeds=[1, 2, 3], **threshold)
     hf_specdec.attach(parts, {"method": "mtp"})
     attached = generate(parts, None)
@@ -230,7 +231,8 @@ def check_first_ranks_drafts_and_verdicts_count(folder: Path, rank: int) -> None
         # On one rank no draft is sure enough, on the other every one.
         torch.manual_seed(3 + rank)
         speculator = random_speculator(target)
-        speculator.requires_grad_(False).speculator.head[0].weight.mul_(0 if rank else 100)
+        head: Any = speculator.requires_grad_(False).speculator.head[0]
+        head.weight.mul_(0 if rank else 100)
         output = generate(model, speculator, assistant_confidence_threshold=0.1)
         assert output.sequences[:, 9:].tolist() == expected()
         for options in (
