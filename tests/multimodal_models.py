@@ -1,6 +1,7 @@
 """Tiny targets that see images, and prompts with images for them."""
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -219,12 +220,17 @@ def seeing_target(name: str) -> Any:
         return model
 
 
+# 4 by 6 patches are merged to 2 by 3 tokens: three positions for six tokens.
+_GRIDS = [[1, 4, 6], [1, 4, 4], [1, 4, 8]]
+
+
 def _images(name: str, count: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(2)
     if name in ALONG_AXES:
-        # 4 by 6 patches, merged to 2 by 3 tokens: three positions for six tokens.
-        pixels = torch.randn(count * 24, 96, generator=generator)
-        return {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 6]] * count)}
+        # Of every other size, so that rows are ahead of their tokens by different numbers.
+        grids = torch.tensor(_GRIDS[:count])
+        pixels = torch.randn(int(grids.prod(dim=1).sum()), 96, generator=generator)
+        return {"pixel_values": pixels, "image_grid_thw": grids}
     size = 8 if name in ("llava", "gemma3") else 16
     shape = (count, 1, 3) if name in ("idefics3", "smolvlm") else (count, 3)
     images = {"pixel_values": torch.randn(*shape, size, size, generator=generator)}
@@ -236,9 +242,9 @@ def _images(name: str, count: int) -> dict[str, torch.Tensor]:
 def seen_prompts(name: str, rows: int = 3) -> dict[str, torch.Tensor]:
     """Left-padded prompts of different lengths, each with an image at another place."""
     generator = torch.Generator().manual_seed(5)
-    per_image = 6 if name in ALONG_AXES else 4
     texts = []
-    for before, behind in [(3, 7), (2, 4), (6, 2)][:rows]:
+    for row, (before, behind) in enumerate([(3, 7), (2, 4), (6, 2)][:rows]):
+        per_image = math.prod(_GRIDS[row]) // 4 if name in ALONG_AXES else 4
         front, back = (
             torch.randint(3, 50, (n,), generator=generator).tolist() for n in (before, behind)
         )
@@ -255,10 +261,11 @@ def seen_prompts(name: str, rows: int = 3) -> dict[str, torch.Tensor]:
 def seen_row(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
     """One row of `seen_prompts` without its padding."""
     mask = inputs["attention_mask"][row].bool()
-    rows = len(inputs["input_ids"])
     alone = {}
     for name, value in inputs.items():
-        per_row = len(value) // rows
-        part = value[row * per_row : (row + 1) * per_row]
+        part = value[row : row + 1]
+        if name == "pixel_values" and "image_grid_thw" in inputs:
+            sizes = inputs["image_grid_thw"].prod(dim=1).tolist()
+            part = value.split(sizes)[row]
         alone[name] = part[:, mask] if part.shape[1:] == mask.shape else part
     return alone
