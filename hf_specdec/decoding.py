@@ -16,7 +16,7 @@ from hf_specdec.drafters.base import Drafter, VerifiedStep, started
 from hf_specdec.drafting import DraftPicker
 from hf_specdec.metrics import StatsRecorder
 from hf_specdec.modeling.quantized import num_ids
-from hf_specdec.outputs import OutputCollector
+from hf_specdec.outputs import OutputCollector, padded_behind
 from hf_specdec.processors import LogitsPipeline
 from hf_specdec.prompt import Prompt
 from hf_specdec.prompt_lookup import LookupDrafts
@@ -118,23 +118,18 @@ class SpeculativeDecoder:
             target.capture(drafter.feed, drafter.reads_prompt),
         ):
             self._prefill(model_kwargs)
-            for _ in self._ranks.steps(lambda: bool(self._host_rows), self._target.model):
+            for _ in self._ranks.steps(lambda: bool(self._host_rows), target.model):
                 self._step()
             # Rows that ended early take one forward more to be handed out.
             uneven = cache is not None and len(set(self._final_lengths)) > 1
-            self._ranks.level(int(uneven), self._target.model)
+            self._ranks.level(int(uneven), target.model)
             if cache is not None:
                 cache = self._hand_out(cache)
         if self._trees is not None:
             self._trees.finish()
         if self._streamer is not None:
             self._streamer.end()
-        longest = max(self._final_lengths)
-        sequences = self._sequences[:, :longest]
-        index = torch.arange(longest, device=sequences.device)
-        lengths = torch.tensor(self._final_lengths, device=sequences.device)
-        behind = index >= lengths[:, None]
-        sequences = sequences.masked_fill(behind, self._settings.pad_token_id)
+        sequences = padded_behind(self._sequences, self._final_lengths, self._settings.pad_token_id)
         num_new = [n - self._prompt_length for n in self._final_lengths]
         outputs = self._collector.finish(max(num_new)) if self._collector else {}
         return Decoded(sequences, self._stats.finish(num_new), outputs, cache)

@@ -188,3 +188,19 @@ class OutputCollector:
             if of == row
             for q in range(count)
         )
+
+
+def padded_behind(
+    sequences: torch.Tensor, lengths: Sequence[int], pad_token_id: int
+) -> torch.Tensor:
+    """Rows cut to the longest of them, with padding behind the end of each.
+
+    Args:
+        sequences: int64 ``[B, L]``.
+        lengths: tokens of every row, at most L.
+        pad_token_id: what the padding is.
+    """
+    longest = max(lengths)
+    index = torch.arange(longest, device=sequences.device)
+    ends = torch.tensor(lengths, device=sequences.device)
+    return sequences[:, :longest].masked_fill(index >= ends[:, None], pad_token_id)
