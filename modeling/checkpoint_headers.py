@@ -11,6 +11,7 @@ names mean is for others to say.
 import json
 import math
 import pickle
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -172,7 +173,7 @@ def load_pickle(file: Path, mmap: bool = True) -> dict[Any, Any]:
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{file} is no pickle of tensors alone, and reading anything else would run code from "
-            f"it: {_first_line(error)}"
+            f"it: {asked_for(error)}"
         ) from None
     except Exception as error:  # a damaged pickle can raise anything
         raise ValueError(
@@ -322,6 +323,12 @@ def _checked_entry(file: Path, name: str, fields: Any) -> tuple[StoredTensor, tu
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def asked_for(error: pickle.UnpicklingError) -> str:
+    """What a pickle wanted; torch's own words go on to say how to run it nevertheless."""
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    return f"it asks for {shown(found[1])}" if found else "it holds more than plain data"
 
 
 def _first_line(error: BaseException) -> str:

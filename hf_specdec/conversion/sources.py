@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hf_specdec.modeling.checkpoint_headers import read_header, read_index, read_json
+from hf_specdec.modeling.checkpoint_headers import asked_for, read_header, read_index, read_json
 
 FMS_SUFFIXES = (".pth", ".pt")
 _STATE = "model_state"
@@ -190,7 +190,7 @@ def _unpickled(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"SOURCE: {str(path)!r} is no pickle of tensors alone, and reading anything else would "
-            f"run code from it: {str(error).partition(chr(10))[0]}"
+            f"run code from it: {asked_for(error)}"
         ) from None
     except (RuntimeError, EOFError, OSError) as error:
         raise ValueError(
