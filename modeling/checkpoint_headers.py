@@ -270,8 +270,8 @@ class _TwiceError(Exception):
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        seen: set[str] = set()
-        raise _TwiceError(shown(next(k for k, _ in pairs if k in seen or seen.add(k))))
+        keys = [key for key, _ in pairs]
+        raise _TwiceError(shown(next(key for key in keys if keys.count(key) > 1)))
     return result
 
 
