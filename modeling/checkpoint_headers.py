@@ -13,6 +13,7 @@ import math
 import pickle
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -270,8 +271,7 @@ class _TwiceError(Exception):
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        seen: set[str] = set()
-        raise _TwiceError(shown(next(k for k, _ in pairs if k in seen or seen.add(k))))
+        raise _TwiceError(shown(Counter(key for key, _ in pairs).most_common(1)[0][0]))
     return result
 
 

@@ -211,7 +211,7 @@ class Recorder:
                 self.note(f"exit status {result.exit_code}", of_output(result.output))
             return result
 
-        CliRunner.invoke = noted  # type: ignore[method-assign]
+        CliRunner.invoke = noted  # type: ignore[assignment,method-assign]
 
     def _listen_to_the_server(self) -> None:
         from hf_specdec.serving.api_errors import ApiError
@@ -223,7 +223,7 @@ class Recorder:
                 self.note(f"HTTP {error.status}", error.message)
             return response(error)
 
-        ApiError.response = noted  # type: ignore[method-assign]
+        ApiError.response = noted  # type: ignore[assignment,method-assign]
 
 
 def table(refusals: set[Refusal], tests: set[str]) -> str:

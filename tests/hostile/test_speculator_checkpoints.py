@@ -104,7 +104,7 @@ def test_weights_that_are_no_floats(refused, folder: Path, dtype: str) -> None:
         AutoModel.from_pretrained(folder)
 
 
-HUGE, VALUES = 10**15, (10**15, -1, float("nan"), "7", [1], True, None, {}, 10**400)
+VALUES: tuple[Any, ...] = (10**15, -1, float("nan"), "7", [1], True, None, {}, 10**400)
 SIZES = ("vocab_size", "emb_dim", "inner_dim", "n_predict", "draft_vocab_size", "n_candidates")
 
 
