@@ -224,11 +224,11 @@ def _decode(
     check_rows(target, num_rows)
     prompt = _prompt(input_ids, generation_config, model_kwargs, device)
     cache = model_kwargs.get("cache")
-    is_given = getattr(cache, "_is_user_defined", False)
+    is_given = cache is not None and getattr(cache, "_is_user_defined", False)
     if is_given:
         compatibility.check_cache(cache, num_rows, input_ids.shape[1], prompt.num_slots, target)
     max_length = generation_config.max_length + prompt.slots_before
-    held = cache.get_seq_length() if is_given else 0
+    held = cache.get_seq_length() if cache is not None and is_given else 0
     check_reach(target, prompt, max_length, held, generation_config.prefill_chunk_size)
     settings = _settings(generation_config, options, num_rows, device)
     settings = settle_call(ranks, settings, prompt, target, cache if is_given else None)

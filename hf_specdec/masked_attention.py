@@ -136,7 +136,6 @@ def _stepping_aside(original: Callable[..., Any]) -> Callable[..., Any]:
     return attend
 
 
-@cache
 def _eager_attention(layer_class: type[torch.nn.Module]) -> Callable[..., Any]:
     """The function that a family's layers use with ``eager``."""
     module = sys.modules.get(layer_class.__module__)

@@ -182,7 +182,7 @@ def _loaded(
     network: PreTrainedModel,
     dtype: torch.dtype,
     cut: dict[str, Any],
-) -> PreTrainedModel:
+) -> Any:
     """A drafter's network with all of its weights.
 
     Args:

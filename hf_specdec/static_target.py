@@ -178,8 +178,8 @@ class StaticTarget(RaggedTarget):
         numbers[:rows, RowNumbers.LAST_POSITION] = self._last_positions
         if (hidden := self._prompt.hidden) is not None:
             self._hidden().zero_()[:rows, : hidden.shape[1]] = hidden
-        if (shifts := self._axes()) is not None:
-            shifts.zero_()[:, :rows] = self._prompt.shifts
+        if (shifts := self._prompt.shifts) is not None and (axes := self._axes()) is not None:
+            axes.zero_()[:, :rows] = shifts
 
     def _layout(self) -> _Layout:
         layers = self.cache.ragged_layers

@@ -49,6 +49,8 @@ _TEXT: dict[str, Any] = {
     "eos_token_id": EOS,
     "pad_token_id": PAD,
 }
+# Read by these configs, but not in their signatures.
+_PADDING: dict[str, Any] = {"pad_token_id": PAD}
 _EYES: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -181,7 +183,7 @@ _MAKE: dict[str, Any] = {
             vision_config=_EYES,
             image_token_id=IMAGE,
             scale_factor=2,
-            pad_token_id=PAD,
+            **_PADDING,
         )
     ),
     "smolvlm": lambda: SmolVLMForConditionalGeneration(
@@ -190,7 +192,7 @@ _MAKE: dict[str, Any] = {
             vision_config=_EYES,
             image_token_id=IMAGE,
             scale_factor=2,
-            pad_token_id=PAD,
+            **_PADDING,
         )
     ),
     "internvl": lambda: InternVLForConditionalGeneration(

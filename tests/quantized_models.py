@@ -60,8 +60,12 @@ def _ao(make: Callable[[Any], Any], **fields: Any) -> Callable[[Any], Any]:
     return lambda ao: TorchAoConfig(quant_type=make(ao), **fields)
 
 
+# Newer than torch's own stubs.
+_INT4: Any = vars(torch)["int4"]
+
+
 def _ao_4_bits(ao: Any) -> dict[str, Any]:
-    return {"weight_dtype": torch.int4, "granularity": ao.PerGroup(32)}
+    return {"weight_dtype": _INT4, "granularity": ao.PerGroup(32)}
 
 
 _AO_HEAD = {"include_input_output_embeddings": True, "modules_to_not_convert": []}
@@ -86,7 +90,7 @@ KINDS: dict[str, Kind] = {
         "torchao",
         _ao(
             lambda ao: ao.Int8DynamicActivationIntxWeightConfig(
-                weight_dtype=torch.int4, weight_granularity=ao.PerGroup(32)
+                weight_dtype=_INT4, weight_granularity=ao.PerGroup(32)
             )
         ),
         "rounded",

@@ -28,7 +28,7 @@ _COPIES = {"aten::copy_", "aten::_to_copy", "aten::_local_scalar_dense", "aten::
 class Elsewhere(torch.Tensor):
     """A tensor of one of the imitated devices; ``inner`` has the numbers, on the CPU."""
 
-    inner: torch.Tensor
+    inner: torch.Tensor  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, device: Any = None, requires_grad: bool = False):
@@ -50,20 +50,22 @@ class Elsewhere(torch.Tensor):
         pass
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
         return _run(func, args, kwargs or {})
 
     def data_ptr(self) -> int:
         return self.inner.data_ptr()
 
-    def new_tensor(self, data: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def new_tensor(  # type: ignore[override]
+        self, data: Any, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         # torch's own asks which device is current, which these have no notion of.
         return torch.tensor(data, dtype=dtype or self.dtype, device=self.device)
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"Elsewhere({self.inner}, device={self.device})"
 
 

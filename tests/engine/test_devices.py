@@ -31,7 +31,7 @@ SEEDS = [1, 2, 3]
 SAMPLED: dict[str, Any] = {"do_sample": True, "row_seeds": SEEDS, "temperature": 0.8}
 
 
-def speculator(target: Any, **fields: Any) -> MLPSpeculatorPreTrainedModel:
+def speculator(target: Any, **fields: Any) -> Any:
     values: dict[str, Any] = {
         "vocab_size": target.config.vocab_size,
         "emb_dim": HIDDEN_SIZE,
@@ -46,7 +46,7 @@ def speculator(target: Any, **fields: Any) -> MLPSpeculatorPreTrainedModel:
         return MLPSpeculatorPreTrainedModel(config).eval()
 
 
-def shared_speculator(target: Any) -> MLPSpeculatorPreTrainedModel:
+def shared_speculator(target: Any) -> Any:
     return speculator(target, share_target_weights=True, inner_dim=HIDDEN_SIZE)
 
 

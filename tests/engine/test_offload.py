@@ -74,7 +74,8 @@ def test_mtp_layers_are_read_for_a_target_on_the_disk(name, prompts, tmp_path):
     output, feed = run(target, None, inputs, use_mtp=True, **call)
     assert output.sequences.tolist() == expected.sequences.tolist()
     assert feed == expected_feed
-    assert mtp_network(target).device.type == "cpu"
+    network: Any = mtp_network(target)
+    assert network.device.type == "cpu"
 
 
 def test_offloaded_weights_are_used_where_a_gpu_would_use_them(target, prompts):
@@ -82,7 +83,7 @@ def test_offloaded_weights_are_used_where_a_gpu_would_use_them(target, prompts):
     target, inputs = copy.deepcopy(target), prompts(3)
     expected, expected_feed = run(target, shared_speculator(target), inputs)
     with separate_devices():
-        places = dict.fromkeys(block_names(target), "cpu")
+        places: dict[str, Any] = dict.fromkeys(block_names(target), "cpu")
         places |= {"model.layers.0": FIRST, "model.layers.3": SECOND, "model.rotary_emb": FIRST}
         dispatch_model(target, places, main_device=FIRST)
         assert head_device(target) == FIRST

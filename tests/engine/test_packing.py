@@ -10,7 +10,10 @@ from torch import nn
 import hf_specdec
 from hf_specdec.packing import PackedLinear
 
-DTYPES = [torch.float32, torch.bfloat16]
+needs_bfloat16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no bfloat16 on this processor"
+)
+DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)]
 
 
 def packed_layer(dtype=torch.float32, bias=False):

@@ -1,6 +1,7 @@
 """Texts longer than the trained length, for every kind of rotary embeddings."""
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -24,11 +25,16 @@ KINDS = {
 @functools.cache
 def target_with(kind: str, phi: bool = False):
     """A tiny target that was trained on `TRAINED` tokens."""
-    rope = {"rope_type": kind, "rope_theta": 100.0, **KINDS[kind]}
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 100.0, **KINDS[kind]}
     if kind in ("llama3", "yarn", "longrope"):
         rope["original_max_position_embeddings"] = TRAINED
     longest = 4 * TRAINED if kind == "longrope" else TRAINED
-    fields = {**_COMMON, "max_position_embeddings": longest, "rope_parameters": rope}
+    fields: dict[str, Any] = {
+        **_COMMON,
+        "max_position_embeddings": longest,
+        "rope_parameters": rope,
+    }
+    config: Any
     if phi:
         config = Phi3Config(**fields, original_max_position_embeddings=TRAINED)
     else:
