@@ -12,7 +12,7 @@ from transformers.models.auto import AutoModelForCausalLM
 TRAINED, SIZE = 16, 8
 NEW = 14
 _FACTORS = {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "default": {},
     "linear": {"factor": 2.0},
     "llama3": {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
