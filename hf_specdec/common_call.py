@@ -141,6 +141,11 @@ class CommonDrafter(Drafter):
         self._stops_early = stops_early
 
     @property
+    def source(self) -> Drafter:
+        """See `Drafter.source`."""
+        return self._drafter.source
+
+    @property
     def feed(self) -> Feed:
         """See `Drafter.feed`."""
         return self._drafter.feed
@@ -205,6 +210,10 @@ class CommonDrafter(Drafter):
     def keep_rows(self, order: Sequence[int]) -> None:
         """See `Drafter.keep_rows`."""
         self._drafter.keep_rows(order)
+
+    def finish(self) -> None:
+        """See `Drafter.finish`."""
+        self._drafter.finish()
 
 
 class _CommonPick:

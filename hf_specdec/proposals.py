@@ -28,10 +28,11 @@ class Proposals:
 
     def __init__(self, drafter: Drafter, vocabulary: int):
         self._drafter = drafter
-        self._name = type(drafter).__name__
+        kind = type(drafter.source)
+        self._name = kind.__name__
         self._vocabulary = vocabulary
         # Ours draft ids of the target's vocabulary and nothing else.
-        self._is_ours = type(drafter).__module__.partition(".")[0] == _OWN_PACKAGE
+        self._is_ours = kind.__module__.partition(".")[0] == _OWN_PACKAGE
 
     def chain(
         self, token_ids: torch.Tensor, num_draft_tokens: int, pick: DraftPicker | None = None

@@ -161,6 +161,11 @@ class Drafter(CandidateGenerator, ABC):
     """Whether `propose` calls the target's embedding or output head."""
 
     @property
+    def source(self) -> Drafter:
+        """Whose drafts these are: another drafter's, if this one only passes them on."""
+        return self
+
+    @property
     def feed(self) -> Feed:
         """Which state of the target `observe` is shown."""
         return "post_norm"
