@@ -1,4 +1,4 @@
-"""The drafter that every rank of a cut target drafts with: it passes all on to the one behind it."""
+"""The drafter that every rank of a cut target drafts with: it passes everything on."""
 
 import pytest
 import torch
