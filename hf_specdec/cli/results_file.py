@@ -13,9 +13,9 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from hf_specdec.modeling.checkpoint_headers import read_json
 from hf_specdec.writer_lock import WriterLock
@@ -99,17 +99,20 @@ class ResultsFile:
 
     @contextmanager
     def append(self, part: int | None = None) -> Iterator[WriteRow]:
-        """Write rows behind those that are there.
+        """Write rows behind those that are there; before the first one no file is made.
 
         Args:
             part: the process's number, under several.
         """
         path = self.path if part is None else self._part(part)
-        with open(path, "a", encoding="utf-8") as file:
+        with ExitStack() as stack:
+            files: list[TextIO] = []
 
             def write(row: dict[str, Any]) -> None:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                file.flush()
+                if not files:
+                    files.append(stack.enter_context(open(path, "a", encoding="utf-8")))
+                files[0].write(json.dumps(row, ensure_ascii=False) + "\n")
+                files[0].flush()
 
             yield write
 

@@ -168,7 +168,7 @@ def test_command_pushes_only_when_told(fake_hub, speculator, tmp_path) -> None:
     assert run.exit_code == 0 and fake_hub.calls == [], run.output
     run = CliRunner().invoke(app, [*arguments, "--push", "me/drafter"])
     assert run.exit_code == 0 and "upload_folder" in names(fake_hub), run.output
-    assert "license: mit" in fake_hub.files["README.md"] and "Pushed 16 files" in run.output
+    assert "license: mit" in fake_hub.files["README.md"] and "Pushed 19 files" in run.output
 
 
 def test_own_words_in_the_folder_are_sent(fake_hub, speculator, tmp_path) -> None:
