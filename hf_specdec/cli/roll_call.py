@@ -143,10 +143,16 @@ class RollCall:
                 members = {rank: self.member(rank) for rank in self._others}
             except RuntimeError:
                 return dict.fromkeys(self._others)
-            working = [m for m in members.values() if m is None or m.state == "working"]
-            if not working or self._clock() >= until:
+            if not any(map(self._may_speak, members.values())) or self._clock() >= until:
                 return members
             time.sleep(_POLL)
+
+    def _may_speak(self, member: Member | None) -> bool:
+        """Whether another line may come from a process: it works, and isn't known to be dead."""
+        if member is None:
+            return True
+        here = member.host == self._me.host
+        return member.state == "working" and (not here or _is_alive(member.pid))
 
     def absent(self) -> dict[int, str]:
         """Processes that will not finish, and what became of them."""

@@ -23,8 +23,9 @@ from hf_specdec.cli.roll_call import LostProcessError, RollCall, died, ranges
 
 # A shared folder's files may be seen late on other machines (NFS: a minute).
 _VISIBLE = 90.0
-# A launcher that stops the processes gives them half a minute, and less on some.
-_SETTLE = 3.0
+# A launcher that stops the processes gives them half a minute, and less on some. Nobody waits for
+# the dead of the same host, so that it is over at once unless a process is slow.
+_SETTLE = 10.0
 
 
 @dataclass(frozen=True)
