@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_calls import Graphs
+from compiled_calls import Graphs, small_target
 from gemma4_models import gemma4_assistant, gemma4_target
 from test_mtp import random_target
 from tiny_models import _target
@@ -115,10 +115,11 @@ def test_a_drafter_is_empty_after_a_start_that_fails(pair, prompts, monkeypatch)
 
 
 def test_the_buffers_of_compiled_steps_are_let_go(prompts, make_speculator) -> None:
-    target, drafter = pair_of("mlp", make_speculator)
+    target = small_target(num_hidden_layers=1)
+    drafter = MLPDrafter(make_speculator(n_predict=1))
     looks = Looks(drafter)
     target.generate(
-        **prompts(2),
+        **prompts(1),
         **GREEDY,
         **Graphs().arguments,
         assistant_model=drafter,
