@@ -148,7 +148,8 @@ class TestWeightsAlone:
 
     def test_trees_and_drafts_out_of_the_text(self, name, make_speculator):
         target, inputs, expected = quantized(name), make_prompts(3), plain_rows(name)
-        speculator = make_speculator(emb_dim=HIDDEN, n_predict=3)
+        # Padded: its last ids are none of the target's, whatever its packed head looks like.
+        speculator = make_speculator(emb_dim=HIDDEN, n_predict=3, vocab_size=VOCAB_SIZE + 40)
         tree = speculate(target, inputs, speculator, num_tree_nodes=6)
         assert new_tokens(tree.sequences, inputs, [NEW] * 3) == expected
         hf_specdec.attach(target, {"method": "ngram", "num_speculative_tokens": 3})
