@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import typer
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner, Result
 
 from hf_specdec.cli.app import app
@@ -56,6 +57,24 @@ def test_the_drafter_goes_where_the_target_ends(pair_folders, tmp_path: Path) ->
     pair = load_pair(settings)
     assert is_offloaded(pair.target)
     assert pair.speculates
+
+
+def test_limits_and_the_folder_reach_the_target(
+    pair_folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit too small for the target sends the rest to the disk, into the folder."""
+    asked: dict[str, Any] = {}
+    load = AutoModelForCausalLM.from_pretrained
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        asked.update(kwargs)
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", watched)
+    places = Spread("auto", {"cpu": 12_000}, str(tmp_path))
+    pair = load_pair(pair_settings(str(pair_folders[0]), dtype="float32", spread=places))
+    assert "disk" in set(pair.target.hf_device_map.values())
+    assert asked["offload_folder"] == str(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,18 @@ import pytest
 import torch
 from multimodal_models import seeing_target
 from tiny_models import (
+    PAD,
+    VOCAB_SIZE,
     ScriptedDrafter,
     _target,
     row_by_row,
     sometimes_wrong,
 )
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, GptOssConfig
 from transformers.integrations import flash_attention as flash_integration
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, flash_attention_mask, sdpa_mask
+from transformers.models.auto import AutoModelForCausalLM
 
 from hf_specdec.masked_attention import row_masks
 
@@ -24,8 +27,28 @@ FLASH = ["flash_attention_2", "flash_attention_3", "flash_attention_4"]
 
 def with_attention(family: str, name: str):
     """A copy of a tiny target that uses an implementation, installed or not."""
-    model = copy.deepcopy(_target(family))
+    model = with_sinks() if family == "gpt_oss" else copy.deepcopy(_target(family))
+    for layer in model.model.layers if family == "gemma2" else ():
+        # Low enough to be felt: scores of tiny models stay far below a real cap.
+        layer.self_attn.attn_logit_softcapping = 0.5
     model.config._attn_implementation = name
+    return model
+
+
+def with_sinks():
+    """A tiny GPT-OSS, whose sinks take most of every head's attention."""
+    config = GptOssConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_local_experts=2,
+        num_experts_per_tok=1, sliding_window=8, max_position_embeddings=256,
+        pad_token_id=PAD, eos_token_id=None, initializer_range=0.4,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = AutoModelForCausalLM.from_config(config).eval()
+    for layer in model.model.layers:
+        torch.nn.init.constant_(layer.self_attn.sinks, 2.0)
+    model.generation_config.pad_token_id = PAD
     return model
 
 
@@ -42,11 +65,11 @@ def check_same_text(model, inputs, settings=None) -> None:
 
 def stand_in(
     query, key, value, attention_mask, query_length, is_causal, dropout=0.0, softmax_scale=None,
-    sliding_window=None, softcap=None, attn_implementation=None, **kwargs,
+    sliding_window=None, softcap=None, s_aux=None, attn_implementation=None, **kwargs,
 ):  # fmt: skip
     """What a FlashAttention kernel computes, ``[B, T, H, D]``, and no mask but that of the padding.
 
-    Aligned to the end, with a window and capped scores, as the kernels have them.
+    Aligned to the end, with a window, capped scores and sinks, as the kernels have them.
     """
     assert attn_implementation in FLASH and is_causal
     assert attention_mask is None or attention_mask.dim() == 2, "kernels know no such masks"
@@ -65,7 +88,10 @@ def stand_in(
     if attention_mask is not None:
         seen = seen & attention_mask[:, None, None, -num_keys:].bool()
     scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-    return (scores.softmax(-1) @ value).transpose(1, 2)
+    if s_aux is not None:
+        sinks = s_aux[None, :, None, None].expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    return (scores.softmax(-1)[..., :num_keys] @ value).transpose(1, 2)
 
 
 @pytest.fixture
@@ -76,12 +102,12 @@ def flash(monkeypatch):
     return stand_in.lengths  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "gemma2", "gpt_oss"])
 def test_flash_attention_runs_the_prompt_and_steps_aside(family, flash, prompts):
-    # Windows, all layers or some, and capped scores, which sdpa doesn't know.
+    # Windows, all layers or some, and what sdpa doesn't know: capped scores, and sinks.
     model = with_attention(family, FLASH[0])
-    sdpa = row_by_row(with_attention(family, "eager"), prompts(3), max_new_tokens=4)
-    assert row_by_row(model, prompts(3), max_new_tokens=4) == sdpa
+    eager = row_by_row(with_attention(family, "eager"), prompts(3), max_new_tokens=4)
+    assert row_by_row(model, prompts(3), max_new_tokens=4) == eager
     original = AttentionInterface()[FLASH[0]]
     check_same_text(model, prompts(3))
     assert AttentionInterface()[FLASH[0]] is original

@@ -1,5 +1,6 @@
 """Quantized targets: their own plain texts, and the states that a plain forward computes."""
 
+import copy
 import functools
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,10 @@ from tiny_models import PAD, VOCAB_SIZE, ScriptedDrafter, new_tokens, row_by_row
 from transformers.models.auto import AutoModelForCausalLM
 
 import hf_specdec
+from hf_specdec.drafters import MLPDrafter, VerifiedStep
 from hf_specdec.integration import ATTACHED
 from hf_specdec.modeling.quantized import compute_dtype, num_ids, stored_parts
+from hf_specdec.static_shapes import state_of
 
 NEW = 12
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW}
@@ -145,7 +148,8 @@ class TestWeightsAlone:
 
     def test_trees_and_drafts_out_of_the_text(self, name, make_speculator):
         target, inputs, expected = quantized(name), make_prompts(3), plain_rows(name)
-        speculator = make_speculator(emb_dim=HIDDEN, n_predict=3)
+        # Padded: its last ids are none of the target's, whatever its packed head looks like.
+        speculator = make_speculator(emb_dim=HIDDEN, n_predict=3, vocab_size=VOCAB_SIZE + 40)
         tree = speculate(target, inputs, speculator, num_tree_nodes=6)
         assert new_tokens(tree.sequences, inputs, [NEW] * 3) == expected
         hf_specdec.attach(target, {"method": "ngram", "num_speculative_tokens": 3})
@@ -214,6 +218,31 @@ def test_a_quantized_head_knows_as_many_ids_as_before(name):
     kept = stored_parts(head.weight)
     assert kept[0].dtype in (torch.int8, torch.uint8)
     assert sum(part.nbytes for part in kept) < VOCAB_SIZE * HIDDEN * 1.5
+
+
+def test_a_recording_depends_on_the_parts_of_a_quantized_weight():
+    """The weight itself has no memory: its address says nothing, only those of its parts do."""
+    head = copy.deepcopy(quantized("torchao-int8-head").get_output_embeddings())
+    kept, before = head.weight, state_of(head)
+    assert state_of(head) == before
+    head.weight = torch.nn.Parameter(copy.deepcopy(kept), requires_grad=False)
+    assert state_of(head) != before
+    head.weight = kept
+    assert state_of(head) == before
+
+
+def test_drafts_beside_a_packed_embedding_may_be_any_of_its_ids(make_speculator):
+    """Packed, it has fewer rows than ids; no draft is moved below those."""
+    packed = SimpleNamespace(weight=torch.zeros(8, 3, dtype=torch.uint8), num_embeddings=VOCAB_SIZE)
+    target: Any = SimpleNamespace(get_input_embeddings=lambda: packed)
+    drafts = []
+    for extra in (0, 40):
+        # With padding of its own, which the target lacks, only ids in there are moved.
+        drafter = MLPDrafter(make_speculator(vocab_size=VOCAB_SIZE + extra, n_predict=2))
+        drafter.start(target)
+        drafter.observe(VerifiedStep.of_prompt(torch.zeros(5, 1).long(), torch.randn(5, 1, 32)))
+        drafts.append(drafter.propose(torch.arange(5), 2))
+    assert all(8 <= draft.max() < VOCAB_SIZE for draft in drafts)
 
 
 @pytest.fixture

@@ -127,18 +127,20 @@ def test_rejection_of_ids_outside_keeps_the_distribution(target):
     output = target.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        # The first token of a call is never drafted.
-        max_new_tokens=2,
+        # The first token of a call is never drafted, nor is the last one: look at the second.
+        max_new_tokens=3,
         do_sample=True,
         temperature=3.0,
         top_k=0,
         verification="rejection",
         num_assistant_tokens=1,
         assistant_model=drafter,
+        return_dict_in_generate=True,
     )
-    firsts, seconds = output[:, -2], output[:, -1]
+    assert output.speculation.num_drafts >= draws
+    firsts, seconds = output.sequences[:, 3], output.sequences[:, 4]
     with torch.no_grad():
-        logits = target(output[:, :-1]).logits[:, -1]
+        logits = target(output.sequences[:, :4]).logits[:, -1]
     expected = (logits / 3.0).softmax(-1)
     for rows in (half[:, 0], ~half[:, 0]):
         observed = torch.bincount(seconds[rows], minlength=VOCAB_SIZE).float()
@@ -177,6 +179,12 @@ class TestVocabularies:
         speculator = make_speculator(vocab_size=VOCAB_SIZE + 40, draft_vocab_size=24)
         speculator.set_draft_token_ids(torch.arange(24) * 4 + 3)
         self._same_text(target, speculator, prompts(3), settings, tree)
+
+    def test_a_tree_with_more_nodes_than_ids_that_count(self, target, make_speculator, prompts):
+        """What is left over for its nodes are ids that the target has no row for."""
+        speculator = make_speculator(vocab_size=VOCAB_SIZE + 40, draft_vocab_size=8)
+        speculator.set_draft_token_ids(torch.arange(8) + VOCAB_SIZE - 1)
+        self._same_text(target, speculator, prompts(3), "greedy", 6)
 
     @pytest.mark.parametrize("settings", ["greedy", "match", "rejection"])
     def test_a_target_with_more_ids(self, target, make_speculator, prompts, settings):

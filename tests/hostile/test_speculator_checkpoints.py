@@ -135,6 +135,7 @@ def test_absurd_sizes(folder: Path, target, field: str, value: Any) -> None:
         ({"to_dict": 1}, "to_dict=1 is no field of a config"),
         ({"inner_size": 1}, "inner_size=1 is no field of a config"),
         ({"__class__": 1}, "__class__=1 is no field of a config"),
+        ({"__dict__": {"a": 1}}, "__dict__=.* is no field of a config"),
         ({"attribute_map": {"a": "b"}}, "attribute_map=.* is no field of a config"),
         ({"transformers_weights": "../../etc/passwd.safetensors"}, "passwd.safetensors"),
     ],

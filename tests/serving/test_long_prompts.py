@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 from serving_server import MODEL, Running, serving, wait_for
 
 from hf_specdec.cli.serve import UNKNOWN_POSITIONS, _positions
@@ -96,6 +97,16 @@ def test_a_model_without_a_number_of_positions_has_a_limit(asked: int) -> None:
     assert served.max_new_tokens(UNKNOWN_POSITIONS - 3, 3, "max_tokens") == UNKNOWN_POSITIONS - 3
     with pytest.raises(ApiError, match=f"max_tokens={asked}: the prompt has 3 tokens"):
         served.max_new_tokens(asked, 3, "max_tokens")
+
+
+def test_ids_of_a_packed_embedding_are_those_it_stands_for() -> None:
+    packed = SimpleNamespace(weight=torch.zeros(8, 3, dtype=torch.uint8), num_embeddings=64)
+    target = SimpleNamespace(get_input_embeddings=lambda: packed)
+    served = ServedModel(target, None, MODEL, 16)
+    assert served.vocab_size == 64
+    served.check_prompt([63], "prompt")
+    with pytest.raises(ApiError, match="64"):
+        served.check_prompt([64], "prompt")
 
 
 def test_a_shorter_limit_may_be_set() -> None:
