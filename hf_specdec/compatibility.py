@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
@@ -275,13 +276,16 @@ def check_processors(processors: LogitsProcessorList, num_rows: int) -> None:
         )
 
 
-def check_ranks(in_step: bool, target: PreTrainedModel, compiles: CompileChoice | None) -> None:
+def check_ranks(
+    in_step: bool, target: PreTrainedModel, compiles: CompileChoice | None, drafter: Drafter
+) -> None:
     """Raise ValueError if ranks that must run the same number of forwards couldn't.
 
     Args:
         in_step: whether they must (``synced_gpus``).
         target: of the call.
         compiles: how the call's forwards are compiled, if they are.
+        drafter: of the call.
     """
     if not in_step:
         return
@@ -303,6 +307,26 @@ def check_ranks(in_step: bool, target: PreTrainedModel, compiles: CompileChoice 
             "synced_gpus=True: ranks that compile their forwards don't run equally many. Set "
             "disable_compile=True, or leave cache_implementation='static' out"
         )
+    # The target may be among them; FSDP puts it together for its own forwards.
+    parts = [v for v in vars(drafter.source).values() if isinstance(v, nn.Module)]
+    for part in parts:
+        if part is not target and _is_cut(part):
+            raise ValueError(
+                f"synced_gpus=True: assistant_model, a {type(part).__name__}, is cut between the "
+                "ranks, and would be put together for every draft token. It is small: load it "
+                "whole on each of them, and leave it out of fully_shard, FullyShardedDataParallel "
+                "or DeepSpeed's ZeRO-3"
+            )
+
+
+def _is_cut(model: nn.Module) -> bool:
+    """Whether ranks hold pieces of a model's weights between forwards."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    if any(isinstance(part, (FSDPModule, FullyShardedDataParallel)) for part in model.modules()):
+        return True
+    # What ZeRO-3 leaves of them.
+    return any(weight.untyped_storage().nbytes() == 0 for weight in model.parameters())
 
 
 def check_streamer(streamer: Any, num_rows: int) -> None:

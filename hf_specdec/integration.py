@@ -215,7 +215,9 @@ def _decode(
     """What ``_assisted_decoding`` is called with, served by `SpeculativeDecoder`."""
     device = head_device(target)
     ranks = ranks_of(target, synced_gpus, device)
-    compatibility.check_ranks(ranks.in_step, target, options["compile"])
+    drafter = drafter_for(assistant_model)
+    assert drafter is not None
+    compatibility.check_ranks(ranks.in_step, target, options["compile"], drafter)
     num_rows = input_ids.shape[0]
     compatibility.check_inputs(input_ids, model_kwargs.get("attention_mask"), model_kwargs)
     compatibility.check_chunks(generation_config.prefill_chunk_size, model_kwargs)
@@ -243,8 +245,6 @@ def _decode(
         given=cache if is_given else None,
         retain=is_retained,
     )
-    drafter = drafter_for(assistant_model)
-    assert drafter is not None
     drafter.compile_with(options["compile"])
     drafter = common_drafter(drafter, settings)
     decoder = SpeculativeDecoder(

@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hf_specdec.modeling.placement import input_device
+
 
 class Ranks:
     """This process among the others.
@@ -109,8 +111,8 @@ class Ranks:
 
 def run_idle(model: Any) -> None:
     """A forward over one token, for the ranks that can't do without this one's part of it."""
-    device = model.get_input_embeddings().weight.device
-    model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=device), use_cache=False)
+    tokens = torch.zeros((1, 1), dtype=torch.long, device=input_device(model))
+    model(input_ids=tokens, use_cache=False)
 
 
 @contextmanager

@@ -166,7 +166,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tree_shape",
         "tree_words",
     },
-    "ranks": set(),
+    "ranks": {"modeling"},
     "common_call": {
         "auto_length",
         "decoding_settings",

@@ -14,6 +14,8 @@ import pytest
 
 from hf_specdec.training.corpus import CorpusWriter
 from hf_specdec.training.corpus_metadata import CorpusMetadata
+from hf_specdec.training.parallel import Processes
+from hf_specdec.training.sole_run import sole_run
 from hf_specdec.writer_lock import WriterLock
 
 METADATA = CorpusMetadata("t", 1, 64, 2, "self_generated")
@@ -74,6 +76,50 @@ def test_a_dead_process_holds_nothing(tmp_path: Path) -> None:
     with make(tmp_path) as lock:
         assert json.loads(lock.holder_path.read_text())["pid"] == os.getpid()
     assert names(tmp_path) == []
+
+
+def test_a_drafters_folder_has_one_run(tmp_path: Path) -> None:
+    out, alone = tmp_path / "folders" / "out", Processes("cpu")
+    with sole_run(out, alone):
+        assert names(out / "training") == ["run.lock", "run.lock.json"]
+        refusal = r"out='.*out' is being written by another run \(process .*\(--out\)"
+        with pytest.raises(ValueError, match=refusal), sole_run(out, alone):
+            pass
+        # Which took nothing with it.
+        assert names(out / "training") == ["run.lock", "run.lock.json"]
+    # A run that wrote nothing leaves nothing.
+    assert not out.exists()
+    with sole_run(out, alone):
+        (out / "training" / "log.jsonl").touch()
+    assert names(out / "training") == ["log.jsonl"]
+    (out / "training" / "log.jsonl").unlink()
+    with pytest.raises(KeyboardInterrupt), sole_run(out, alone):
+        raise KeyboardInterrupt
+    # Folders of others stay.
+    assert names(out) == ["training"]
+
+
+def test_every_process_is_told_that_the_folder_is_taken(tmp_path: Path) -> None:
+    class Told(Processes):
+        """Hears of the main process what it said, or of the refusal that it had."""
+
+        def __init__(self, index: int, said: list[Any]) -> None:
+            super().__init__("cpu")
+            self.index, self.said = index, said
+
+        def from_main(self, value: Any) -> Any:
+            if self.is_main:
+                self.said.append(value)
+            return self.said[-1]
+
+    said: list[Any] = []
+    with sole_run(tmp_path, Told(0, said)), sole_run(tmp_path, Told(1, said)):
+        for index in (0, 1):
+            with (
+                pytest.raises(ValueError, match="being written"),
+                sole_run(tmp_path, Told(index, said)),
+            ):
+                pass
 
 
 def test_a_corpus_has_one_writer(tmp_path: Path) -> None:

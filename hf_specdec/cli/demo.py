@@ -19,6 +19,7 @@ from hf_specdec.agreement import Difference, explain_difference
 from hf_specdec.cli.demo_pair import DemoPair, load_demo_pair
 from hf_specdec.cli.report import PromptResult, Run, acceptance_table, throughput_table
 from hf_specdec.cli.streaming import ACCEPTED_STYLE, BlockStreamer
+from hf_specdec.modeling.placement import input_device
 
 DEFAULT_PROMPTS = (
     "Why is the sky blue? Explain it to a ten-year-old.",
@@ -162,7 +163,7 @@ def _print_result(result: PromptResult, console: Console) -> None:
 def _timed(pair: DemoPair, inputs: dict[str, torch.Tensor], **arguments: Any) -> tuple[Any, float]:
     start = time.perf_counter()
     output = pair.target.generate(**inputs, **arguments)  # type: ignore[operator]
-    if pair.target.device.type == "cuda":
+    if input_device(pair.target).type == "cuda":
         torch.cuda.synchronize()
     return output, time.perf_counter() - start
 
@@ -181,7 +182,8 @@ def _chat_inputs(pair: DemoPair, prompt: str) -> dict[str, torch.Tensor]:
         return_tensors="pt",
         return_dict=True,
     )
-    return {name: tensor.to(pair.target.device) for name, tensor in inputs.items()}
+    device = input_device(pair.target)
+    return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
 def _choose_device(name: str) -> torch.device:

@@ -16,7 +16,8 @@ from hf_specdec.cli.demo_pair import load_demo_pair
 from hf_specdec.cli.options import DEMO, DtypeName
 from hf_specdec.cli.pairs import choose_device, demo_dtype, load_target
 from hf_specdec.doctor import Finding, better_than_configured, examine, feedings
-from hf_specdec.registry import mtp_network
+from hf_specdec.modeling.placement import input_device
+from hf_specdec.registry import drafter_for, mtp_network
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def run_doctor(settings: DoctorSettings, console: Console) -> list[Finding]:
     ways = feedings(assistant)
     for way in ways:
         way.drafter.check(target)
-    prompts = [_encode(tokenizer, text).to(target.device) for text in settings.prompts]
+    prompts = [_encode(tokenizer, text).to(input_device(target)) for text in settings.prompts]
     findings = []
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("examining", total=len(ways))
@@ -104,7 +105,10 @@ def _load(settings: DoctorSettings) -> tuple[Any, Any, Any]:
         target, tokenizer = load_target(settings.target, settings.dtype, device)
     if settings.assistant is not None:
         assistant = AutoModel.from_pretrained(settings.assistant, dtype=target.dtype)
-        assistant = assistant.to(target.get_output_embeddings().weight.device).eval()
+        drafter = drafter_for(assistant)
+        if drafter is not None:
+            assistant = assistant.to(drafter.device_for(target))
+        assistant = assistant.eval()
     if assistant is None:
         assistant = mtp_network(target)
     return target, tokenizer, assistant

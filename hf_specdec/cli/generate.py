@@ -109,6 +109,8 @@ def run_generate(settings: GenerateSettings, console: Console, log: Console) -> 
         ValueError: a prompt, file or pair that doesn't work.
     """
     processes = Processes.of_launcher()
+    if settings.pair.spread is not None:
+        settings.pair.spread.check_processes(processes.count)
     if settings.output is None:
         if processes.count > 1:
             raise ValueError(

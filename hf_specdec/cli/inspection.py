@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import (
 from hf_specdec.cli.checkpoint_headers import Headers, read_headers
 from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY
 from hf_specdec.cli.fit import Check, checks_of, file_of
+from hf_specdec.cli.hub_reach import check_reachable
 from hf_specdec.cli.options import DEMO, DtypeName
 from hf_specdec.modeling.mimo import MiMoConfig
 from hf_specdec.modeling.mtp import family_of
@@ -106,6 +107,9 @@ def inspect_drafter(name: str, target: str | None = None, dtype: DtypeName = "au
         ValueError: no config can be read there.
     """
     name = str(DRAFTER_DIRECTORY) if name == DEMO else name
+    check_reachable(name, "DRAFTER")
+    if target != DEMO:
+        check_reachable(target, "--target")
     raw = _raw_config(name)
     kind, config, notes = _classify(name, raw)
     headers = read_headers(name)

@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from hf_specdec.attach import attach
 from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY, load_demo_pair
+from hf_specdec.cli.hub_reach import check_reachable
 from hf_specdec.cli.options import DEMO, DtypeName, PairSettings
 from hf_specdec.cli.spread import Spread
 from hf_specdec.integration import ATTACHED
@@ -77,6 +78,9 @@ def load_pair(settings: PairSettings) -> Pair:
     spread = settings.spread
     device = choose_device(settings.device)
     config = settings.speculative_config
+    if config is not None:
+        # Before the target is loaded.
+        check_reachable(config.model, "--spec-model")
     if settings.target == DEMO:
         demo = load_demo_pair(demo_dtype(settings.dtype), device)
         target, tokenizer = demo.target, _ready(demo.tokenizer)
@@ -119,6 +123,7 @@ def load_target(
     Raises:
         OSError, ValueError: it can't be loaded.
     """
+    check_reachable(name, "TARGET")
     try:
         config = AutoConfig.from_pretrained(name)
     except Exception as error:  # of a config made up by others anything can come

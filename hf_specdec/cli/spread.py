@@ -57,6 +57,20 @@ class Spread:
         """Those that were given."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
+    def check_processes(self, count: int) -> None:
+        """Raise ValueError if several processes would spread a copy each over the same devices.
+
+        Args:
+            count: of processes.
+        """
+        places = self.device_map.values() if isinstance(self.device_map, dict) else ()
+        if count > 1 and len(set(places)) != 1:
+            raise ValueError(
+                f"--device-map {self.device_map}: each of {count} processes would spread a whole "
+                "target over the same devices. Start one process; or leave --device-map out, and "
+                "every process has a target on its own device"
+            )
+
 
 def spread(
     device_map: str | None,

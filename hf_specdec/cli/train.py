@@ -14,7 +14,8 @@ from hf_specdec.cli.demo_pair import load_demo_pair
 from hf_specdec.training.parallel import Processes
 from hf_specdec.training.plot import PLOT_FILE
 from hf_specdec.training.result import RESULT_FILE, read_result
-from hf_specdec.training.run import TrainingRun, train_drafter
+from hf_specdec.training.run import TrainingRun, train_alone
+from hf_specdec.training.sole_run import sole_run
 from hf_specdec.training.stages import TrainingResult
 
 if TYPE_CHECKING:
@@ -43,9 +44,11 @@ def run_train(run: TrainingRun, choice: TargetChoice, console: Console) -> Train
         run = replace(run, target_name=DEMO_NAME)
     processes = Processes(choice.device)
     console.quiet = not processes.is_main
-    with console.status("Loading the target ..."):
-        target, tokenizer = load_target(choice, processes.device)
-    result = train_drafter(run, target, tokenizer, processes)
+    # A folder that is taken is refused before anything is loaded.
+    with sole_run(run.out, processes):
+        with console.status("Loading the target ..."):
+            target, tokenizer = load_target(choice, processes.device)
+        result = train_alone(run, target, tokenizer, processes)
     if processes.is_main:
         print_result(run.out, console)
     return result

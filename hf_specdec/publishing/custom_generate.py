@@ -177,15 +177,24 @@ def _propose(
 
 def _load(model: Any, hub: dict[str, Any]) -> Any:
     """The drafter of the repository that this file was called from."""
-    head = model.get_output_embeddings().weight
-    key = (_repository(), hub.get("revision"), model.dtype, head.device)
+    device = _device(model.get_output_embeddings())
+    key = (_repository(), hub.get("revision"), model.dtype, device)
     if model not in _loaded or _loaded[model][0] != key:
         # trust_remote_code: it was given, or this function would not run.
         drafter = AutoModel.from_pretrained(
             key[0], dtype=model.dtype, trust_remote_code=True, **hub
         )
-        _loaded[model] = (key, drafter.to(head.device).eval())
+        _loaded[model] = (key, drafter.to(device).eval())
     return _loaded[model][1]
+
+
+def _device(module: Any) -> torch.device:
+    """Where a layer computes: accelerate knows, where its weight comes from memory or a disk."""
+    hook = getattr(module, "_hf_hook", None)
+    for part in reversed(getattr(hook, "hooks", (hook,))):
+        if getattr(part, "execution_device", None) is not None:
+            return torch.device(part.execution_device)
+    return module.weight.device
 
 
 def _repository() -> str:
@@ -224,6 +233,14 @@ def _check(model: Any, drafter: Any, arguments: dict[str, Any]) -> None:
         raise ValueError(
             f"this drafter reads hidden states of width emb_dim={drafter.config.emb_dim}, but "
             f"{type(model).__name__} has hidden_size={width}: it was trained for another target"
+        )
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    if drafter.config.share_target_weights and any(
+        end.weight.device != drafter.device for end in ends
+    ):
+        raise ValueError(
+            f"this drafter reads the embedding and the head of {type(model).__name__}, which is "
+            f"offloaded or spread over devices (device_map): needs hf_specdec ({_INSTALL})"
         )
     if given := [name for name in _NEEDS_HF_SPECDEC if arguments.get(name) is not None]:
         raise ValueError(f"{', '.join(given)}: needs hf_specdec ({_INSTALL})")

@@ -34,6 +34,7 @@ from hf_specdec.training.plot import plot_log
 from hf_specdec.training.recipes import Kind, Recipe, recipe
 from hf_specdec.training.result import describe_hardware, write_result
 from hf_specdec.training.settings import TrainingSettings
+from hf_specdec.training.sole_run import sole_run
 from hf_specdec.training.stages import TrainingResult
 from hf_specdec.training.time_budget import RunPlan
 
@@ -90,6 +91,8 @@ def train_drafter(
 ) -> TrainingResult:
     """Make the corpora, train, and leave the best drafter in ``run.out``.
 
+    Until it is done no other run can train in that folder.
+
     Args:
         run: what to do.
         target: frozen, in evaluation mode, on its device; it is loaded once and only read.
@@ -101,8 +104,19 @@ def train_drafter(
         OSError: no space for the corpora or a checkpoint.
         RuntimeError: the loss is not finite.
     """
-    chosen = run.recipe or recipe("small", run.kind)
     processes = processes or Processes(str(target.device))
+    with sole_run(run.out, processes):
+        return train_alone(run, target, tokenizer, processes)
+
+
+def train_alone(
+    run: TrainingRun,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    processes: Processes,
+) -> TrainingResult:
+    """`train_drafter`, for whoever is inside of `sole_run` already."""
+    chosen = run.recipe or recipe("small", run.kind)
     chosen.training.check_parts(processes.count)
     plan = RunPlan(run.out, run.time_budget, processes.is_main, run.started)
     kind = KINDS[run.kind](

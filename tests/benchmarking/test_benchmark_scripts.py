@@ -181,3 +181,19 @@ def test_loop_overhead(benchmark, tmp_path: Path) -> None:
         assert operators["aten::cat"] >= 1
         assert not {"aten::mm", "aten::linear", "aten::embedding"} & operators.keys()
     assert picture.stat().st_size > 1000
+
+
+def test_offload(benchmark, tmp_path: Path) -> None:
+    file = tmp_path / "offload.json"
+    printed = benchmark(
+        "offload",
+        *("--model", "tiny", "--k", "2", "--prompts", "2", "--new-tokens", "6"),
+        *("--json", str(file), "--markdown"),
+    )
+    rows = numbers(file)
+    assert [row["section"] for row in rows] == ["in memory"] * 2 + ["layers on disk"] * 2
+    assert [row["identical"] for row in rows] == [2] * 4
+    # Where the weights are changes no draft.
+    assert [row["forwards"] for row in rows[:2]] == [row["forwards"] for row in rows[2:]]
+    assert rows[0]["forwards"] == rows[0]["tokens"] == 12
+    assert "| layers on disk | with drafts, K=2 |" in printed

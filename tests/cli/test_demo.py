@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typer.testing import CliRunner
@@ -305,13 +306,17 @@ def test_agreement_is_described_honestly() -> None:
 class FakeTarget:
     """Generates "hello" in blocks of 3 and 2 with an assistant, token by token without."""
 
-    device = torch.device("cpu")
-
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
+        self.devices: set[str] = set()
+        self.embedding = torch.nn.Embedding(1, 1)
+
+    def get_input_embeddings(self) -> torch.nn.Embedding:
+        return self.embedding
 
     def generate(self, input_ids: torch.Tensor, **arguments: Any) -> SimpleNamespace:
         self.calls.append(arguments)
+        self.devices.add(input_ids.device.type)
         streamer = arguments.get("streamer")
         for block in (input_ids[0], ids("hel"), ids("lo")):
             if streamer is not None:
@@ -352,6 +357,13 @@ def test_demo_runs_both_ways_and_reports(fake_target: FakeTarget) -> None:
     assert "hello" in output
     assert "5 of 5" in output
     assert f"torch {torch.__version__}" in output
+
+
+def test_demo_with_an_offloaded_target(fake_target: FakeTarget) -> None:
+    cpu_offload(fake_target.embedding, torch.device("cpu"))
+    assert fake_target.embedding.weight.device.type == "meta"
+    run_demo(DemoSettings(prompts=("Hi",), device="cpu"), Console(file=io.StringIO()))
+    assert fake_target.devices == {"cpu"}
 
 
 def test_demo_under_sampling_claims_no_equality(fake_target: FakeTarget) -> None:

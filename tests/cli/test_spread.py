@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from hf_specdec.cli.app import app
 from hf_specdec.cli.options import DEMO, pair_settings
 from hf_specdec.cli.pairs import load_pair
+from hf_specdec.cli.processes import Processes
 from hf_specdec.cli.spread import Spread, spread
 from hf_specdec.modeling.placement import is_offloaded
 
@@ -101,6 +102,20 @@ def test_options_that_do_not_fit(arguments: dict[str, Any], message: str) -> Non
     }
     with pytest.raises(typer.BadParameter, match=re.escape(message)):
         spread(**{**values, **arguments})
+
+
+def test_several_processes_do_not_spread_a_target_each(pair_folders, monkeypatch) -> None:
+    """Refused before anything is loaded; on one device each may have its own."""
+    monkeypatch.setattr(Processes, "of_launcher", lambda: Processes(1, 2, 1))
+    message = "--device-map auto: each of 2 processes would spread a whole target"
+    monkeypatch.setattr("hf_specdec.cli.generate.load_pair", lambda _: pytest.fail("loaded"))
+    result = generate(pair_folders[0], "a cat", "--output", "x", "--device-map", "auto")
+    assert result.exit_code == 1 and message in result.output
+    with pytest.raises(ValueError, match=r"each of 2 processes"):
+        Spread(MAP).check_processes(2)
+    Spread(MAP).check_processes(1)
+    Spread({"": "cpu"}).check_processes(2)
+    Spread({"model": 0, "lm_head": 0}).check_processes(2)
 
 
 def test_numbers_of_gpus_are_numbers() -> None:

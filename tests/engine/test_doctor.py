@@ -1,10 +1,13 @@
 """The doctor finds a wrong feed, which nothing else would."""
 
+import io
 from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from mtp_training import text
+from rich.console import Console
 from rich.markup import escape
 from test_mtp import trained_target
 from tiny_models import ScriptedDrafter
@@ -14,8 +17,9 @@ from tokenizers.pre_tokenizers import Split
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
+from hf_specdec.cli import doctor
 from hf_specdec.cli.app import app
-from hf_specdec.cli.doctor import feed_table, verdict
+from hf_specdec.cli.doctor import DoctorSettings, feed_table, run_doctor, verdict
 from hf_specdec.doctor import Feeding, Finding, better_than_configured, examine, feedings
 from hf_specdec.drafters import MLPDrafter
 from hf_specdec.metrics import SpeculationStats
@@ -115,6 +119,21 @@ class TestCommand:
             app, ["doctor", str(folder), str(tmp_path), "--max-new-tokens", "6"]
         )
         assert result.exit_code == 0, result.output
+
+    def test_an_offloaded_target(self, folder, tmp_path, make_speculator, monkeypatch):
+        make_speculator(emb_dim=64).save_pretrained(tmp_path)
+        load, console = doctor.load_target, Console(file=io.StringIO())
+
+        def load_offloaded(*args: Any) -> Any:
+            target, tokenizer = load(*args)
+            return cpu_offload(target, "cpu"), tokenizer
+
+        settings = DoctorSettings(str(folder), str(tmp_path), ("hello there",), 6, device="cpu")
+        expected = run_doctor(settings, console)
+        monkeypatch.setattr(doctor, "load_target", load_offloaded)
+        found = run_doctor(settings, console)
+        assert [f.stats for f in found] == [f.stats for f in expected]
+        assert found[0].stats.num_drafts > 0
 
     def test_a_target_without_mtp_layers(self, folder, tmp_path):
         config = LlamaConfig(

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, CompileConfig
 
 import hf_specdec
 from hf_specdec.modeling.placement import device_of, head_device, is_offloaded, weight_on
+from hf_specdec.ranks import run_idle
 from hf_specdec.registry import mtp_network
 
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW}
@@ -93,6 +94,14 @@ def test_offloaded_weights_are_used_where_a_gpu_would_use_them(target, prompts):
         assert feed == expected_feed
         with pytest.raises(ValueError, match=rf"on device cpu, but .* on {FIRST}"):
             run(target, shared_speculator(target), on_first(inputs))
+
+
+def test_a_forward_that_others_wait_for(target, count_forwards):
+    """Its embedding is on the device meta, where no prompt may be."""
+    target = cpu_offload(copy.deepcopy(target), "cpu")
+    with count_forwards(target) as lengths:
+        run_idle(target)
+    assert lengths == [1]
 
 
 def test_a_drafter_is_loaded_in_the_dtype_of_an_offloaded_target(tmp_path, prompts):

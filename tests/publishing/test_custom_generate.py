@@ -1,12 +1,14 @@
 """The published loop, without hf_specdec: the tokens of plain ``generate``, or a clear refusal."""
 
 import builtins
+import copy
 import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from tiny_models import EOS, FAMILIES, row_by_row
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -29,8 +31,11 @@ NEW = 24
 @pytest.fixture
 def published(make_speculator, tmp_path: Path) -> Path:
     """A published folder of a random speculator for the tiny targets."""
-    folder = tmp_path / "my-drafter"
-    make_speculator().save_pretrained(folder)
+    return publish(make_speculator(), tmp_path / "my-drafter")
+
+
+def publish(speculator: Any, folder: Path) -> Path:
+    speculator.save_pretrained(folder)
     publish_folder(folder, PublishOptions(base_model="owner/tiny", tokenizer=False))
     return folder
 
@@ -321,6 +326,36 @@ def test_repository_must_be_known(target, prompts) -> None:
 def test_trust_must_be_given(target, published, prompts) -> None:
     with pytest.raises(ValueError, match="trust_remote_code=True"):
         target.generate(**one(prompts), custom_generate=str(published), trust_remote_code=False)
+
+
+def test_offloaded_target(target, published, prompts) -> None:
+    inputs = one(prompts)
+    options = {"max_new_tokens": NEW, "do_sample": False}
+    expected = target.generate(**inputs, **options)
+    offloaded = cpu_offload(copy.deepcopy(target), torch.device("cpu"))
+    assert generate(offloaded, published, inputs, **options).equal(expected)
+
+
+def test_offloaded_tables_are_refused(target, make_speculator, prompts, tmp_path: Path) -> None:
+    published = publish(make_speculator(share_target_weights=True, inner_dim=32), tmp_path / "x")
+    offloaded = cpu_offload(copy.deepcopy(target), torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"embedding and the head of LlamaFor.*is offloaded or"):
+        generate(offloaded, published, one(prompts), max_new_tokens=3)
+
+
+def test_offloaded_tables_where_hf_specdec_is_installed(
+    installed, target, make_speculator, prompts, tmp_path: Path
+) -> None:
+    published = publish(make_speculator(share_target_weights=True, inner_dim=32), tmp_path / "x")
+    offloaded = cpu_offload(copy.deepcopy(target), torch.device("cpu"))
+    output = generate(
+        offloaded, published, prompts(3), max_new_tokens=NEW, do_sample=False,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    width = prompts(3)["input_ids"].shape[1]
+    expected = row_by_row(target, prompts(3), max_new_tokens=NEW, do_sample=False)
+    assert output.sequences[:, width:].tolist() == expected
+    assert output.speculation.num_drafts > 0
 
 
 def test_recurrent_target_is_refused(published, prompts) -> None:

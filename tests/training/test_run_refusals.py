@@ -26,6 +26,7 @@ from hf_specdec.training import (
 from hf_specdec.training.parallel import Processes
 from hf_specdec.training.plot import plot_log
 from hf_specdec.training.result import RESULT_FILE, read_result, write_result
+from hf_specdec.training.sole_run import sole_run
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,14 @@ def test_nothing_to_generate_from(target, tokenizer, tmp_path):
     with pytest.raises(ValueError, match="no chat template, so the target can't write its own"):
         train_drafter(run(tmp_path), target, tokenizer)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_another_run_trains_in(target, tokenizer, tmp_path):
+    with (
+        sole_run(tmp_path / "out", Processes("cpu")),
+        pytest.raises(ValueError, match=r"out='.*' is being written by another run"),
+    ):
+        train_drafter(run(tmp_path), target, tokenizer)
 
 
 def test_corpora_of_several_processes(target, tokenizer, tmp_path):

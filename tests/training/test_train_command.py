@@ -11,7 +11,9 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 import hf_specdec
 from hf_specdec.training import Corpus
+from hf_specdec.training.parallel import Processes
 from hf_specdec.training.result import read_result
+from hf_specdec.training.sole_run import sole_run
 
 
 def check(result, failed: bool = False) -> str:
@@ -231,6 +233,14 @@ def test_other_refusals(train, tmp_path):
     (tmp_path / "picture.png").touch()
     text = check(train("--out", tmp_path / "o", "--data", tmp_path / "picture.png"), failed=True)
     assert "can't be read; its name must end in .txt" in text
+
+
+def test_a_folder_that_another_run_trains_in(train, tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_specdec.cli.train.load_target", lambda *_: pytest.fail("loaded"))
+    with sole_run(tmp_path / "out", Processes("cpu")):
+        text = check(train("--out", tmp_path / "out"), failed=True)
+    assert "out' is being written by another run (process" in text
+    assert "or name another folder (--out)" in text
 
 
 def test_a_folder_of_another_target(train, make_target, tokenizer, tmp_path):
