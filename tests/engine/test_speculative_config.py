@@ -57,6 +57,7 @@ class TestForms:
             ("[1]", "is a list: it must be a dict, the JSON text of one, or a SpeculativeConfig"),
             (None, "is a NoneType"),
             ("{'method': 'mtp'}", "is not JSON"),
+            pytest.param("[" * 100_000, "is not JSON", id="nested"),
             ({"a-b": 1, "a_b": 2}, r"\['a-b', 'a_b'\].*give each field once"),
         ],
     )

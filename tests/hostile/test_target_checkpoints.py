@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mtp_checkpoints
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import hf_specdec
+from hf_specdec.modeling.config_fields import check_sizes
 from hf_specdec.modeling.mtp import load_mtp
 
 SOME_DAMAGES = ("cut in the data", "a key twice", "overlapping", "an unknown dtype", "empty")
@@ -190,3 +192,14 @@ def test_absurd_values_in_an_assistants_config(gemma_folder: Path, field: str, v
     change_config(gemma_folder, **{field: value})
     wrong = "wrong shape: masked_embedding.centroids" if value == 7 else "can't be read.*"
     gemma_refused(gemma_folder, f"{gemma_folder}.*{wrong}" if value != 7 else wrong)
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 2.0, "8", 2**40])
+@pytest.mark.parametrize("inner", [False, True])
+def test_sizes_outside_and_in_the_text_model(inner: bool, value: Any) -> None:
+    text = SimpleNamespace(hidden_size=value if inner else 8)
+    config = SimpleNamespace(vocab_size=8 if inner else value)
+    config.get_text_config = lambda decoder: text
+    name = "hidden_size" if inner else "vocab_size"
+    with pytest.raises(ValueError, match=f"{name} must be an integer from 1 to .*, got "):
+        check_sizes(config)
