@@ -15,6 +15,8 @@ from hf_specdec.schedule import AUTO, BatchSizeSchedule, NumDraftTokens, check_p
 
 Method = Literal["mlp_speculator", "mtp", "ngram"]
 Verification = Literal["match", "rejection"]
+# Characters of a text in a message.
+_LONGEST_SHOWN = 200
 
 
 @dataclass
@@ -171,7 +173,8 @@ class SpeculativeConfig:
             try:
                 value = json.loads(value)
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"speculative_config={value!r} is not JSON: {error}") from None
+                start = value if len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]}..."
+                raise ValueError(f"speculative_config={start!r} is not JSON: {error}") from None
         if not isinstance(value, dict):
             raise ValueError(
                 f"speculative_config is a {type(value).__name__}: it must be a dict, the JSON text "
