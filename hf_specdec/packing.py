@@ -143,7 +143,18 @@ def suspended(model: nn.Module) -> Iterator[None]:
 def _is_linear(layer: nn.Module) -> bool:
     # torchao leaves the layer as it is, and makes its weight a subclass of Tensor.
     ordinary = type(layer) in (nn.Linear, PackedLinear)
+    if _is_cut(layer.weight):
+        return ordinary
     return ordinary and not is_traceable_wrapper_subclass(layer.weight)
+
+
+def _is_cut(weight: Any) -> bool:
+    """Whether several ranks hold a weight together."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(weight, DTensor)
 
 
 def _make_ordinary(layer: PackedLinear) -> None:
@@ -194,14 +205,11 @@ def _identity(weight: Tensor) -> _Identity:
 
 
 def _check(name: str, weight: Tensor) -> None:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        from torch.distributed.tensor import DTensor
-
-        if isinstance(weight, DTensor):
-            raise ValueError(
-                f"model has {name}.weight cut over several ranks, whose layers run a forward of "
-                "their own; pack_weights is for whole models. Leave it out"
-            )
+    if _is_cut(weight):
+        raise ValueError(
+            f"model has {name}.weight cut over several ranks, whose layers run a forward of "
+            "their own; pack_weights is for whole models. Leave it out"
+        )
     if weight.device.type != "cpu":
         raise ValueError(
             f"model has {name}.weight on {weight.device}; pack_weights is for models on CPU, where "
