@@ -141,11 +141,10 @@ def suspended(model: nn.Module) -> Iterator[None]:
 
 
 def _is_linear(layer: nn.Module) -> bool:
+    if type(layer) not in (nn.Linear, PackedLinear):
+        return False
     # torchao leaves the layer as it is, and makes its weight a subclass of Tensor.
-    ordinary = type(layer) in (nn.Linear, PackedLinear)
-    if _is_cut(layer.weight):
-        return ordinary
-    return ordinary and not is_traceable_wrapper_subclass(layer.weight)
+    return _is_cut(layer.weight) or not is_traceable_wrapper_subclass(layer.weight)
 
 
 def _is_cut(weight: Any) -> bool:
