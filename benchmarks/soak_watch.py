@@ -200,6 +200,11 @@ class Watch:
         return problems
 
 
+# Tables that fill as long as there are cases they haven't seen, and how many that can be: the times
+# that "auto" remembers, for each drafter, number of rows and choice.
+_FILLED = {"collections.deque": 500}
+
+
 class TypeCounts:
     """How many objects of each type there were at a few times, evenly spread over the run."""
 
@@ -239,5 +244,6 @@ class TypeCounts:
             name: count - half[0][name]
             for name, count in half[-1].most_common()
             if count - half[0][name] >= least
+            and count > _FILLED.get(name, 0)
             and all(a[name] < b[name] for a, b in zip(half, half[1:], strict=False))
         }
