@@ -183,10 +183,14 @@ class TestDtypes:
             ("quanto-int8-head", torch.bfloat16, torch.float32),
         ],
     )
-    def test_of_the_state_and_of_the_drafter(self, name, dtype, other, make_speculator):
+    def test_of_the_state_and_of_the_drafter(
+        self, name, dtype, other, make_speculator, monkeypatch
+    ):
         target, inputs = quantized(name, dtype), make_prompts(3)
         speculator = make_speculator(emb_dim=HIDDEN, n_predict=3).to(other)
         drafter = hf_specdec.drafters.MLPDrafter(speculator)
+        # The end of the call would let go of the state.
+        monkeypatch.setattr(drafter, "finish", lambda: None)
         output = speculate(target, inputs, drafter)
         assert drafter._hidden_states is not None and drafter._hidden_states.dtype == other
         assert output.sequences.shape == (3, inputs["input_ids"].shape[1] + NEW)
