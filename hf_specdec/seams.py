@@ -218,7 +218,9 @@ ENGINE = (
         "sdpa_attention_forward",
         ("module", "query", "key", "value", "attention_mask", "dropout", "scaling"),
     ),
-    *_all("transformers.masking_utils", "sdpa_mask"),
+    *_all("transformers.masking_utils", "eager_mask", "flash_attention_mask", "sdpa_mask"),
+    *_all("transformers.integrations.flash_attention", "flash_attention_forward"),
+    *_all("transformers.distributed", "DistributedConfig"),
     # MTP weights out of a target's checkpoint.
     Seam("transformers.conversion_mapping", "get_checkpoint_conversion_mapping", ("model_type",)),
     Seam(
