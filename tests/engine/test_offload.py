@@ -41,7 +41,7 @@ PAIRS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], dict[str, Any]]]
         gemma4_assistant,
         {"num_assistant_tokens": 3},
     ),
-    "lockstep": (lambda: hybrid("qwen3_5_text"), speculator, {}),
+    "lockstep": (lambda: copy.deepcopy(hybrid("qwen3_5_text")), speculator, {}),
 }
 
 
