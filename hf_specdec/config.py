@@ -170,10 +170,11 @@ class SpeculativeConfig:
         if isinstance(value, cls):
             return replace(value)
         if isinstance(value, str):
+            text = value
             try:
-                value = json.loads(value)
+                value = json.loads(text)
             except (ValueError, RecursionError) as error:
-                start = value if len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]}..."
+                start = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
                 raise ValueError(f"speculative_config={start!r} is not JSON: {error}") from None
         if not isinstance(value, dict):
             raise ValueError(
