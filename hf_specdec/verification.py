@@ -183,7 +183,9 @@ def reject_in_torch(
     row = torch.arange(draft_ids.shape[0], device=draft_ids.device)
     padded_draft_probs = torch.nn.functional.pad(draft_probs, (0, 0, 0, 1))
     target_row = target_probs[row, num_accepted]
-    residual = (target_row - padded_draft_probs[row, num_accepted]).clamp_(min=0.0)
+    left = target_row - padded_draft_probs[row, num_accepted]
+    # Not clamp, which keeps NaN: what was drafted with an unknown probability isn't left over.
+    residual = left.where(left > 0, 0.0)
     # Equal distributions leave only rounding in the residual; the target's own row is then right.
     residual = torch.where(residual.sum(dim=-1, keepdim=True) > 0, residual, target_row)
     position = positions.gather(1, num_accepted[:, None])

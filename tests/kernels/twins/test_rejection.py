@@ -173,6 +173,24 @@ def test_saturated_and_undefined_rows(implementation: str) -> None:
     assert emitted(result)[5] == [int(draft_ids[5, 0]), 0]
 
 
+@pytest.mark.usefixtures("small_blocks", "grid")
+def test_a_drafter_that_cannot_say_what_it_sampled_from(implementation: str) -> None:
+    """NaN in place of a draft's probabilities: not accepted, and the target's own row counts."""
+    draft_ids, draft_probs, logits = some_drafts(9, 2, 130)
+    draft_probs[:4, 0] = torch.nan  # everywhere
+    draft_probs[4:8, 0] = 0.0
+    draft_probs[4:8, 0, ::2] = torch.nan  # in half of the vocabulary, the draft's token included
+    draft_ids[4:8, 0] = 8
+    logits[8, 0, draft_ids[8, 0]] = 90.0  # accepted for certain
+    draft_probs[8, 1] = torch.nan
+    noise = noise_of(9, 3)
+    result = verify_rejection(implementation, draft_ids, draft_probs, logits, *noise)
+    assert result[1].tolist() == [0] * 8 + [1]
+    believed = draft_probs.nan_to_num(nan=torch.inf)
+    assert emitted(result) == by_the_book(draft_ids, believed, logits, *noise)
+    assert len({row[0] for row in emitted(result)[:8]}) > 4
+
+
 @pytest.mark.usefixtures("small_blocks")
 def test_views_into_larger_tensors(implementation: str) -> None:
     """What stands around logits and draft probabilities is NaN."""
