@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_specdec import compatibility
-from hf_specdec.adapters import check_adapters
-from hf_specdec.config import SpeculativeConfig
+from hf_specdec.call import compatibility
+from hf_specdec.call.resolution import resolve
 from hf_specdec.integration import ATTACHED, Attachment
 from hf_specdec.metrics import SpeculationTotals
-from hf_specdec.resolution import resolve
-from hf_specdec.wrappers import unwrapped
+from hf_specdec.options.config import SpeculativeConfig
+from hf_specdec.targets.adapters import check_adapters
+from hf_specdec.targets.wrappers import unwrapped
 
 
 def attach(target: Any, speculative_config: SpeculativeConfig | dict[str, Any] | str) -> Any:

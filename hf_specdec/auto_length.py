@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from hf_specdec.schedule import DraftLength
+from hf_specdec.options.schedule import DraftLength
 
 TREE: Final = 1_000
 """The choice to draft a tree of N nodes is this number + N."""

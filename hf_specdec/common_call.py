@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from hf_specdec.auto_length import AutoDraftLength
-from hf_specdec.decoding_settings import DecodingSettings
+from hf_specdec.call.decoding_settings import DecodingSettings
 from hf_specdec.drafters.base import Drafter, Feed, NodeLogits, PickToken, VerifiedStep
-from hf_specdec.prompt import Prompt
 from hf_specdec.ranks import Ranks, whole_ends
+from hf_specdec.targets.prompt import Prompt
 from hf_specdec.tree import TokenTree, TreeShape
 from hf_specdec.tree_shape import MeasuredTree
 from hf_specdec.verification import Verdict

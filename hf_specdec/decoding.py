@@ -9,21 +9,21 @@ import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.cache_utils import Cache
 
-from hf_specdec.cache import compact_order
+from hf_specdec.caches.ragged_cache import compact_order
+from hf_specdec.call.decoding_settings import Decoded, DecodingSettings
 from hf_specdec.common_call import settle_verdict
-from hf_specdec.decoding_settings import Decoded, DecodingSettings
 from hf_specdec.drafters.base import Drafter, VerifiedStep, started
 from hf_specdec.drafting import DraftPicker
 from hf_specdec.metrics import StatsRecorder
 from hf_specdec.modeling.quantized import num_ids
 from hf_specdec.outputs import OutputCollector, padded_behind
 from hf_specdec.processors import LogitsPipeline
-from hf_specdec.prompt import Prompt
 from hf_specdec.prompt_lookup import LookupDrafts
 from hf_specdec.proposals import Proposals
 from hf_specdec.stopping import StoppingRules
 from hf_specdec.streaming import RowStep, RowStreamer
-from hf_specdec.target import RaggedTarget, TargetOutput, TargetRunner
+from hf_specdec.targets.prompt import Prompt
+from hf_specdec.targets.target import RaggedTarget, TargetOutput, TargetRunner
 from hf_specdec.tree_steps import ActiveRows, TreeStepper
 from hf_specdec.verification import Verdict, choose_tokens, verify_match, verify_rejection
 

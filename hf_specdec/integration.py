@@ -20,19 +20,20 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from transformers.pipelines import base as transformers_pipelines
 
-from hf_specdec import call_options, compatibility, compile_options, pipelines, resolution
-from hf_specdec.adapters import check_rows
+from hf_specdec import pipelines
+from hf_specdec.call import call_options, compatibility, compile_options, resolution
+from hf_specdec.call.decoding_settings import DecodingSettings
+from hf_specdec.call.runners import target_runner
 from hf_specdec.common_call import call_context, common_drafter, settle_call
-from hf_specdec.config import SpeculativeConfig, check_verification
 from hf_specdec.decoding import SpeculativeDecoder
-from hf_specdec.decoding_settings import DecodingSettings
 from hf_specdec.metrics import SpeculationStats, SpeculationTotals
 from hf_specdec.modeling.placement import head_device
-from hf_specdec.prompt import Prompt
+from hf_specdec.options.config import SpeculativeConfig, check_verification
 from hf_specdec.ranks import ranks_of
-from hf_specdec.reach import check_reach
 from hf_specdec.registry import FAMILIES, drafter_for, has_mtp, mtp_network
-from hf_specdec.runners import target_runner
+from hf_specdec.targets.adapters import check_rows
+from hf_specdec.targets.prompt import Prompt
+from hf_specdec.targets.reach import check_reach
 
 # Where the seams are that aren't methods of GenerationMixin.
 _OWNERS: dict[str, Any] = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.target import TargetOutput
+from hf_specdec.targets.target import TargetOutput
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from hf_specdec.config import SpeculativeConfig
+from hf_specdec.call.resolution import resolve
+from hf_specdec.options.config import SpeculativeConfig
 from hf_specdec.registry import FAMILIES, drafter_for
-from hf_specdec.resolution import resolve
 
 
 def assistant_for(target: Any, assistant_model: Any) -> Any | None:

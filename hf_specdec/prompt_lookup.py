@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hf_specdec.lookup_options import PromptLookup
+from hf_specdec.options.lookup_options import PromptLookup
 
 # Drafts that a match of each length is taken to bring before it was tried: 1, 2, 3 and more tokens.
 _EXPECTED = (0.5, 1.5, 3.0)

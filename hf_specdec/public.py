@@ -10,16 +10,16 @@ seams.check(seams.ENGINE)
 
 from hf_specdec import publishing
 from hf_specdec.attach import attach, detach, speculation_totals
-from hf_specdec.config import SpeculativeConfig
 from hf_specdec.drafters import Drafter
 from hf_specdec.integration import disable, enable
 from hf_specdec.metrics import SpeculationStats, SpeculationTotals
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
-from hf_specdec.packing import pack_weights, unpack_weights
+from hf_specdec.options.config import SpeculativeConfig
 from hf_specdec.registry import mtp_network, register
 from hf_specdec.static_shapes import release_compiled
 from hf_specdec.stopping import RowStoppingCriteria
 from hf_specdec.streaming import RowStep, RowStreamer
+from hf_specdec.targets.packing import pack_weights, unpack_weights
 
 register()
 enable()

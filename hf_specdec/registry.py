@@ -27,7 +27,7 @@ from hf_specdec.modeling.mimo import MiMoConfig, MiMoForCausalLM, MiMoModel, MiM
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
 from hf_specdec.modeling.mtp import FAMILIES as MTP_FAMILIES
 from hf_specdec.modeling.mtp import MTPModel, family_of, load_mtp
-from hf_specdec.wrappers import unwrapped
+from hf_specdec.targets.wrappers import unwrapped
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 
 import torch
 
-from hf_specdec.tree_words import NodePath
+from hf_specdec.options.tree_words import NodePath
 
 
 @dataclass(frozen=True, eq=False)

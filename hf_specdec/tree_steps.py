@@ -18,7 +18,7 @@ from hf_specdec.outputs import OutputRequest
 from hf_specdec.processors import LogitsPipeline
 from hf_specdec.proposals import Proposals
 from hf_specdec.ranks import Ranks
-from hf_specdec.target import RaggedTarget, TargetOutput
+from hf_specdec.targets.target import RaggedTarget, TargetOutput
 from hf_specdec.tree import TokenTree
 from hf_specdec.tree_shape import MeasuredTree, TreePlan
 from hf_specdec.tree_verification import (

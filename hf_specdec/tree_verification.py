@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import torch
 
-from hf_specdec.target import TargetOutput
+from hf_specdec.targets.target import TargetOutput
 from hf_specdec.tree import TokenTree
 from hf_specdec.verification import Verdict
 

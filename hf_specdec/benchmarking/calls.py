@@ -11,8 +11,8 @@ from transformers import CompileConfig
 
 from hf_specdec.benchmarking.workload import Group
 from hf_specdec.modeling.placement import input_device
-from hf_specdec.packing import suspended
-from hf_specdec.schedule import BatchSizeSchedule, NumDraftTokens
+from hf_specdec.options.schedule import BatchSizeSchedule, NumDraftTokens
+from hf_specdec.targets.packing import suspended
 
 
 @dataclass(frozen=True)

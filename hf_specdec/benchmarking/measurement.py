@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from hf_specdec import compatibility
 from hf_specdec.agreement import explain_difference
 from hf_specdec.benchmarking.calls import Calls, Pair
 from hf_specdec.benchmarking.clock import profile, timed
@@ -20,12 +19,13 @@ from hf_specdec.benchmarking.memory import PeakMemory
 from hf_specdec.benchmarking.results import Disagreement, Row, RowRecord
 from hf_specdec.benchmarking.synthetic import SyntheticDrafter, settle
 from hf_specdec.benchmarking.workload import Group, Workload, groups_of
+from hf_specdec.call import compatibility
 from hf_specdec.drafters import Drafter
 from hf_specdec.modeling.placement import input_device
 from hf_specdec.modeling.quantized import num_ids
+from hf_specdec.options.schedule import AUTO, MOST_AUTO, NumDraftTokens
+from hf_specdec.options.tree_words import tree_wish
 from hf_specdec.registry import drafter_for
-from hf_specdec.schedule import AUTO, MOST_AUTO, NumDraftTokens
-from hf_specdec.tree_words import tree_wish
 
 WARM_UP_TOKENS = 8
 

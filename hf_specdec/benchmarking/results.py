@@ -11,7 +11,7 @@ from typing import Any
 from hf_specdec.agreement import Difference
 from hf_specdec.benchmarking.clock import Sections
 from hf_specdec.metrics import SpeculationStats
-from hf_specdec.schedule import AUTO, NumDraftTokens
+from hf_specdec.options.schedule import AUTO, NumDraftTokens
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.drafters import Drafter, PickToken, VerifiedStep
 from hf_specdec.modeling.placement import head_device
-from hf_specdec.prompt import Prompt
+from hf_specdec.targets.prompt import Prompt
 
 # Rounding can make a target say something else behind a near-tie when drafts are accepted; what it
 # says then becomes the answer. A few near-ties per text settle in as many rounds.

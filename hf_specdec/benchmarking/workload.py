@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.schedule import BatchSizeSchedule, NumDraftTokens
+from hf_specdec.options.schedule import BatchSizeSchedule, NumDraftTokens
 
 
 @dataclass(frozen=True)

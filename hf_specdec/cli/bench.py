@@ -37,10 +37,10 @@ from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY
 from hf_specdec.cli.options import DEMO, PairSettings
 from hf_specdec.cli.pairs import load_pair
 from hf_specdec.cli.prompt_files import read_prompts
-from hf_specdec.config import SpeculativeConfig
 from hf_specdec.integration import ATTACHED
 from hf_specdec.modeling.placement import input_device
-from hf_specdec.schedule import NumDraftTokens
+from hf_specdec.options.config import SpeculativeConfig
+from hf_specdec.options.schedule import NumDraftTokens
 
 DEFAULT_SETS = ("chat", "code", "summarising", "maths")
 

@@ -21,8 +21,8 @@ from hf_specdec.cli.hub_reach import check_reachable
 from hf_specdec.cli.options import DEMO, DtypeName
 from hf_specdec.modeling.mimo import MiMoConfig
 from hf_specdec.modeling.mtp import family_of
+from hf_specdec.options.vllm_words import METHODS
 from hf_specdec.registry import FAMILIES
-from hf_specdec.vllm_words import METHODS
 
 Kind = Literal["mlp_speculator", "gemma4_assistant", "mtp", "draft_model", "unknown"]
 DESCRIPTIONS: dict[Kind, str] = {

@@ -13,8 +13,8 @@ import typer
 
 from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY
 from hf_specdec.cli.spread import Spread
-from hf_specdec.config import SpeculativeConfig
-from hf_specdec.schedule import AUTO
+from hf_specdec.options.config import SpeculativeConfig
+from hf_specdec.options.schedule import AUTO
 
 DEMO = "demo"
 """In place of a model: the demo pair's."""

@@ -22,7 +22,7 @@ from hf_specdec.cli.hub_reach import check_reachable
 from hf_specdec.cli.options import DEMO, DtypeName, PairSettings
 from hf_specdec.cli.spread import Spread
 from hf_specdec.integration import ATTACHED
-from hf_specdec.packing import pack_weights
+from hf_specdec.targets.packing import pack_weights
 
 
 @dataclass(frozen=True)

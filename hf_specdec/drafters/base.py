@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from hf_specdec.config import Method
 from hf_specdec.modeling.placement import head_device, is_offloaded
-from hf_specdec.prompt import Prompt
+from hf_specdec.options.config import Method
 from hf_specdec.static_shapes import CompileChoice
+from hf_specdec.targets.prompt import Prompt
 from hf_specdec.tree import TokenTree, TreeShape
 
 Feed = Literal["post_norm", "pre_norm"]

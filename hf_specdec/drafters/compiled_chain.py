@@ -9,7 +9,6 @@ from typing import cast
 import torch
 
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
-from hf_specdec.recorded_states import twin
 from hf_specdec.static_shapes import (
     CompileChoice,
     StaticShapes,
@@ -19,6 +18,7 @@ from hf_specdec.static_shapes import (
     kept_for,
     state_of,
 )
+from hf_specdec.targets.recorded_states import twin
 
 _BOUND = "bound"
 

@@ -17,13 +17,13 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from hf_specdec.attention import additive
-from hf_specdec.cache import RaggedCache
-from hf_specdec.config import Method
+from hf_specdec.caches.ragged_cache import RaggedCache
 from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep, check_device
 from hf_specdec.modeling.gemma4_mtp import Gemma4MTP, Gemma4MTPSwitches, States, shared_layers
 from hf_specdec.modeling.placement import device_of
-from hf_specdec.prompt import Prompt
+from hf_specdec.options.config import Method
+from hf_specdec.targets.attention import additive
+from hf_specdec.targets.prompt import Prompt
 
 # More than anybody drafts; steps can go on for as long as wished.
 _MOST = 64

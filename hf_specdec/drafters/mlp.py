@@ -12,7 +12,6 @@ from typing import Any, ClassVar, cast
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.config import Method
 from hf_specdec.drafters.base import (
     Drafter,
     Feed,
@@ -33,8 +32,9 @@ from hf_specdec.drafters.whole_weights import whole
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorPreTrainedModel
 from hf_specdec.modeling.placement import weight_on
 from hf_specdec.modeling.quantized import num_ids
-from hf_specdec.prompt import Prompt
+from hf_specdec.options.config import Method
 from hf_specdec.static_shapes import CompileChoice
+from hf_specdec.targets.prompt import Prompt
 from hf_specdec.tree import TokenTree, TreeShape
 
 # Vocabularies are padded to multiples of up to 256 rows that no tokenizer ever produces.

@@ -22,12 +22,12 @@ from typing import Any, ClassVar, Protocol
 import torch
 from transformers import Cache, PreTrainedModel
 
-from hf_specdec.attention import additive
-from hf_specdec.cache import RaggedCache
-from hf_specdec.config import Method
+from hf_specdec.caches.ragged_cache import RaggedCache
 from hf_specdec.drafters.base import Drafter, Feed, PickToken, VerifiedStep
 from hf_specdec.modeling.largest import index_of_largest
-from hf_specdec.prompt import Prompt
+from hf_specdec.options.config import Method
+from hf_specdec.targets.attention import additive
+from hf_specdec.targets.prompt import Prompt
 
 # Entries of a prompt per pass: the mask of a pass has this many rows.
 _CHUNK = 512

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from hf_specdec.config import Method
 from hf_specdec.drafters.no_drafts import NoDrafts
-from hf_specdec.lookup_options import PromptLookup
+from hf_specdec.options.config import Method
+from hf_specdec.options.lookup_options import PromptLookup
 from hf_specdec.prompt_lookup import LookupDrafts
 
 # Tokens that a step can look up; wider forwards cost more than such long matches bring.

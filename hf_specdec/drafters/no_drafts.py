@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.drafters.base import Drafter, PickToken, VerifiedStep
-from hf_specdec.prompt import Prompt
+from hf_specdec.targets.prompt import Prompt
 
 
 class NoDrafts(Drafter):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_specdec.prompt import Prompt
-from hf_specdec.target import RaggedTarget, TargetOutput
+from hf_specdec.targets.prompt import Prompt
+from hf_specdec.targets.target import RaggedTarget, TargetOutput
 from hf_specdec.training.corpus import CorpusWriter, Document
 from hf_specdec.training.corpus_metadata import CorpusMetadata
 from hf_specdec.training.progress import progress_bar

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_specdec.cache import compact_order
-from hf_specdec.layer_types import attention_layers
+from hf_specdec.caches.ragged_cache import compact_order
 from hf_specdec.noise import gumbel
-from hf_specdec.prompt import Prompt
-from hf_specdec.target import RaggedTarget
+from hf_specdec.targets.layer_types import attention_layers
+from hf_specdec.targets.prompt import Prompt
+from hf_specdec.targets.target import RaggedTarget
 from hf_specdec.training.corpus import CorpusWriter, Document
 from hf_specdec.training.corpus_metadata import CorpusMetadata
 from hf_specdec.training.documents import DocumentInProgress

@@ -17,7 +17,7 @@ from hf_specdec.benchmarking.environment import describe_environment, processor_
 from hf_specdec.benchmarking.plot import COLOURS, MARKERS, draw, save_plot
 from hf_specdec.benchmarking.results import Disagreement, RowRecord
 from hf_specdec.benchmarking.tables import disagreement_lines, markdown, slowest_lines, tables
-from hf_specdec.schedule import AUTO
+from hf_specdec.options.schedule import AUTO
 
 NEAR_TIE = Disagreement.of(3, Difference(17, 0.125, 0.1, near_tie=True))
 WRONG = Disagreement.of(5, Difference(4, 9.5, 0.1, near_tie=False))

@@ -92,7 +92,7 @@ def test_only_the_command_line_waits(
     "script",
     [
         "from transformers import AutoConfig; import hf_specdec",
-        "from hf_specdec.config import SpeculativeConfig; from transformers import AutoConfig",
+        "import hf_specdec.options.config; from transformers import AutoConfig",
         # In the command line's process, once a command runs.
         "import sys; sys.orig_argv = ['python', '-m', 'hf_specdec']; import hf_specdec;"
         "assert 'torch' not in sys.modules; from hf_specdec.startup import complete_package;"

@@ -18,7 +18,7 @@ from hf_specdec.benchmarking import calls
 from hf_specdec.benchmarking.calls import Calls
 from hf_specdec.cli.app import app
 from hf_specdec.cli.list_options import repeat_names
-from hf_specdec.packing import PackedLinear
+from hf_specdec.targets.packing import PackedLinear
 from hf_specdec.verification import Verdict
 
 Folders = tuple[Path, Path]

@@ -16,9 +16,9 @@ from hf_specdec.cli.app import CommandLine
 from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY, DemoPair
 from hf_specdec.cli.options import DEMO, PairSettings, pair_settings
 from hf_specdec.cli.pairs import choose_device, load_pair
-from hf_specdec.config import SpeculativeConfig
 from hf_specdec.integration import ATTACHED
-from hf_specdec.packing import PackedLinear
+from hf_specdec.options.config import SpeculativeConfig
+from hf_specdec.targets.packing import PackedLinear
 
 
 def test_json_and_shortcuts_make_one_config() -> None:

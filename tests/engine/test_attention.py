@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from hf_specdec import attention
-from hf_specdec.attention import grouped_attention, grouped_sdpa
+from hf_specdec.targets import attention
+from hf_specdec.targets.attention import grouped_attention, grouped_sdpa
 
 
 class Layer(torch.nn.Module):

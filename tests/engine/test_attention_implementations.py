@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, flash_attention_mask, sdpa_mask
 from transformers.models.auto import AutoModelForCausalLM
 
-from hf_specdec.masked_attention import row_masks
+from hf_specdec.targets.masked_attention import row_masks
 
 NEW = 10
 FLASH = ["flash_attention_2", "flash_attention_3", "flash_attention_4"]

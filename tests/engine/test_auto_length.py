@@ -8,8 +8,9 @@ from tiny_models import ScriptedDrafter, new_tokens, row_by_row, sometimes_wrong
 from transformers import GenerationConfig
 
 import hf_specdec
-from hf_specdec import SpeculativeConfig, call_options
+from hf_specdec import SpeculativeConfig
 from hf_specdec.auto_length import AutoDraftLength, Measurements
+from hf_specdec.call import call_options
 
 CHOICES = [0, 1, 2, 3]
 

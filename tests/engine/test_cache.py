@@ -4,9 +4,9 @@ import pytest
 import torch
 from tiny_models import ScriptedDrafter, row_by_row, sometimes_wrong
 
-from hf_specdec.cache import RaggedCache, compact_order
-from hf_specdec.cache_layers import RaggedLayer
-from hf_specdec.target import TargetRunner
+from hf_specdec.caches.cache_layers import RaggedLayer
+from hf_specdec.caches.ragged_cache import RaggedCache, compact_order
+from hf_specdec.targets.target import TargetRunner
 
 
 def make_cache(windows=(None,), padding=(0, 0), max_query_length=4, num_slots=64):

@@ -8,13 +8,13 @@ from compiled_calls import Graphs, small_target
 from tiny_models import ScriptedDrafter, new_tokens, row_by_row, sometimes_wrong
 from transformers import AutoModelForCausalLM, BambaConfig, CompileConfig, GenerationConfig
 
-from hf_specdec import compile_options
 from hf_specdec.auto_length import AutoDraftLength
-from hf_specdec.compile_options import compile_choice, widths
-from hf_specdec.decoding_settings import DecodingSettings
-from hf_specdec.lookup_options import PromptLookup
+from hf_specdec.call import compile_options
+from hf_specdec.call.compile_options import compile_choice, widths
+from hf_specdec.call.decoding_settings import DecodingSettings
+from hf_specdec.options.lookup_options import PromptLookup
+from hf_specdec.options.schedule import DraftLength
 from hf_specdec.outputs import OutputRequest
-from hf_specdec.schedule import DraftLength
 from hf_specdec.static_shapes import CompileChoice
 
 NOTHING = OutputRequest()

@@ -12,11 +12,11 @@ from transformers import CompileConfig
 
 from hf_specdec import pack_weights, release_compiled, unpack_weights
 from hf_specdec.drafters.compiled_chain import CompiledChain
-from hf_specdec.prompt import Prompt
-from hf_specdec.recorded_states import RecordedModel
 from hf_specdec.static_shapes import CompileChoice, kept_for
-from hf_specdec.static_target import StaticTarget
-from hf_specdec.target import RaggedTarget
+from hf_specdec.targets.prompt import Prompt
+from hf_specdec.targets.recorded_states import RecordedModel
+from hf_specdec.targets.static_target import StaticTarget
+from hf_specdec.targets.target import RaggedTarget
 
 
 def run(target, inputs, drafter, num_new=12, **arguments):

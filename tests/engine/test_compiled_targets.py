@@ -8,7 +8,7 @@ import torch
 from tiny_models import ScriptedDrafter, _target, sometimes_wrong
 
 import hf_specdec
-from hf_specdec.uncompiled import uncompiled
+from hf_specdec.targets.uncompiled import uncompiled
 
 NEW = 10
 

@@ -62,7 +62,7 @@ def test_training_mode_without_dropout_is_no_different(trained, prompts, caplog)
 
 @pytest.mark.parametrize("where", ["attention", "module"])
 def test_dropout_is_warned_of(where, trained, prompts, monkeypatch, make_speculator):
-    from hf_specdec import training_mode
+    from hf_specdec.targets import training_mode
 
     said: list[str] = []
     monkeypatch.setattr(training_mode.logger, "warning_once", said.append)

@@ -84,7 +84,7 @@ def test_a_chunk_size_that_is_none(value, target, prompts):
 
 
 def test_chunks_of_something_else(target, prompts):
-    from hf_specdec.compatibility import check_chunks
+    from hf_specdec.call.compatibility import check_chunks
 
     with pytest.raises(ValueError, match=r"can't split \['pixel_values'\]"):
         check_chunks(4, {"pixel_values": torch.zeros(1), "attention_mask": None})

@@ -32,7 +32,7 @@ from transformers.generation import StoppingCriteriaList
 from transformers.models.qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig
 
-from hf_specdec import lockstep
+from hf_specdec.targets import lockstep
 
 NEW = 20
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW}

@@ -259,7 +259,7 @@ class TestChoosingIt:
             target.generate(**prompts(1), assistant_model=MiMoMTP(target), num_assistant_tokens=3)
 
     def test_a_decoder_whose_final_norm_has_another_name(self):
-        from hf_specdec.target import final_norm
+        from hf_specdec.targets.target import final_norm
 
         config = GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1)
         with pytest.raises(ValueError, match="GPT2LMHeadModel has no module 'norm'"):

@@ -353,7 +353,7 @@ class TestIndexedAttention:
         torch.testing.assert_close(ours.indexer_keys, theirs.indexer_keys, atol=1e-4, rtol=1e-4)
 
     def test_rows_that_leave_and_buffers_that_grow(self, name, monkeypatch):
-        monkeypatch.setattr("hf_specdec.target._INITIAL_SLOTS", 2)
+        monkeypatch.setattr("hf_specdec.targets.target._INITIAL_SLOTS", 2)
         check_drafts(name, ends=5)
 
 

@@ -92,7 +92,7 @@ def test_the_cache_holds_what_plain_generation_leaves(family, make_target):
 
 
 def test_one_row_is_handed_out_without_a_copy(target):
-    from hf_specdec.cache_layers import RaggedLayer
+    from hf_specdec.caches.cache_layers import RaggedLayer
 
     buffers, update = set(), RaggedLayer.update
 

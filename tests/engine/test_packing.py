@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import hf_specdec
-from hf_specdec.packing import PackedLinear
+from hf_specdec.targets.packing import PackedLinear
 
 needs_bfloat16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no bfloat16 on this processor"

@@ -9,7 +9,7 @@ from tiny_models import PAD, new_tokens, row_by_row
 import hf_specdec
 from hf_specdec import SpeculativeConfig
 from hf_specdec.drafters import NGramDrafter
-from hf_specdec.lookup_options import PromptLookup
+from hf_specdec.options.lookup_options import PromptLookup
 from hf_specdec.prompt_lookup import LookupDrafts, find
 
 NEW = 40

@@ -17,7 +17,8 @@ from test_lockstep import CONFIGS as HYBRIDS
 from tiny_models import CONFIGS, HIDDEN_SIZE, PAD, VOCAB_SIZE, ScriptedDrafter
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from hf_specdec import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel, lockstep
+from hf_specdec import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
+from hf_specdec.targets import lockstep
 
 # torch has no grouped matmul for experts in float64.
 _WITH_EXPERTS = {"bailing_hybrid", "lfm2_moe", "qwen3_5_moe_text", "qwen3_next"}

@@ -18,7 +18,7 @@ import hf_specdec
 from hf_specdec.benchmarking.environment import describe_environment
 from hf_specdec.cli.app import app
 from hf_specdec.modeling.mimo import MiMoForCausalLM, mimo_from_decoder
-from hf_specdec.packing import PackedLinear
+from hf_specdec.targets.packing import PackedLinear
 from hf_specdec.training import Corpus, extract_ground_truth, new_speculator
 from hf_specdec.training.corpus_metadata import fingerprint
 from hf_specdec.training.drafter_kinds import _as_mimo

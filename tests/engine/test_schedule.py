@@ -9,7 +9,7 @@ from transformers import LogitsProcessorList
 
 import hf_specdec
 from hf_specdec import SpeculativeConfig
-from hf_specdec.schedule import DraftLength, check_per_batch_size
+from hf_specdec.options.schedule import DraftLength, check_per_batch_size
 
 NEW = 24
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW}

@@ -15,7 +15,8 @@ from tiny_models import ScriptedDrafter, new_tokens, row_by_row, sometimes_wrong
 from transformers import DynamicCache
 
 import hf_specdec
-from hf_specdec import compile_options, static_shapes
+from hf_specdec import static_shapes
+from hf_specdec.call import compile_options
 from hf_specdec.static_shapes import CompileChoice, StaticShapes, bucket, kept_for, state_of
 
 NEW = 24

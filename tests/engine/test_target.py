@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny_models import FAMILIES
 
-from hf_specdec.prompt import Prompt
-from hf_specdec.target import RaggedTarget
+from hf_specdec.targets.prompt import Prompt
+from hf_specdec.targets.target import RaggedTarget
 
 
 @torch.no_grad()

@@ -7,13 +7,13 @@ import torch
 from tree_drafters import trained_speculator
 
 from hf_specdec.auto_length import TREE, AutoDraftLength, Measurements
-from hf_specdec.cache import RaggedCache
 from hf_specdec.cache_moves import move_accepted
+from hf_specdec.caches.ragged_cache import RaggedCache
 from hf_specdec.drafters.mlp_tree import draft_candidates, draft_shape, largest
+from hf_specdec.options.tree_words import MOST_NODES, read_tree, tree_wish
 from hf_specdec.tree import TreeShape, merge_chains
 from hf_specdec.tree_shape import AcceptanceRates, MeasuredTree, best_shape
 from hf_specdec.tree_verification import accepted_nodes, deepest_path, verdict_of
-from hf_specdec.tree_words import MOST_NODES, read_tree, tree_wish
 
 CPU = torch.device("cpu")
 SHAPE = TreeShape.of([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)])

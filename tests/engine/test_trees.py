@@ -8,7 +8,7 @@ from row_watchers import Collect, Limits
 from tiny_models import FAMILIES, PAD, VOCAB_SIZE, new_tokens, row_by_row
 from tree_drafters import ScriptedTreeDrafter, known_prompts, mixed_rank, trained_speculator
 
-from hf_specdec.cache import RaggedCache
+from hf_specdec.caches.ragged_cache import RaggedCache
 from hf_specdec.drafting import NodePicker
 from hf_specdec.processors import LogitsPipeline
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_models import EOS
 
-from hf_specdec.cache import RaggedCache
+from hf_specdec.caches.ragged_cache import RaggedCache
 from hf_specdec.training import ChatScripts, Corpus, PromptScripts, Temperatures, generate_corpus
 from hf_specdec.training.evaluation import is_greedy_document
 
@@ -85,7 +85,7 @@ def test_an_interrupted_run_continues(target, tokenizer, tmp_path, monkeypatch):
     scripts = ChatScripts(tokenizer, max_user_tokens=5, max_new_tokens=9)
     whole = by_id(generate(target, scripts, tmp_path / "whole", 300))
 
-    from hf_specdec.target import RaggedTarget
+    from hf_specdec.targets.target import RaggedTarget
 
     verify, calls = RaggedTarget.verify, []
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from hf_specdec.wrappers import is_peft_model
+from hf_specdec.targets.wrappers import is_peft_model
 
 # What a layer computes depends on more than the token: on all the tokens of the forward, or on
 # arguments that plain generation passes at every step.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hf_specdec.prompt import Prompt
+from hf_specdec.targets.prompt import Prompt
 
 
 def check_reach(

@@ -29,7 +29,8 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache
 
-from hf_specdec.cache_layers import (
+from hf_specdec.cache_moves import PathMove
+from hf_specdec.caches.cache_layers import (
     RaggedEmptyLayer,
     RaggedIndexedLayer,
     RaggedLayer,
@@ -37,7 +38,6 @@ from hf_specdec.cache_layers import (
     SharedState,
     Write,
 )
-from hf_specdec.cache_moves import PathMove
 from hf_specdec.devices import Copies
 from hf_specdec.tree import TokenTree
 

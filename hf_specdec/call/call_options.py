@@ -11,12 +11,12 @@ from weakref import WeakKeyDictionary
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_specdec import compatibility
 from hf_specdec.auto_length import TREE, AutoDraftLength, Measurements
-from hf_specdec.config import SpeculativeConfig
+from hf_specdec.call import compatibility
 from hf_specdec.drafters import Drafter, Gemma4Drafter, NGramDrafter
-from hf_specdec.lookup_options import PromptLookup, check_positive
-from hf_specdec.schedule import (
+from hf_specdec.options.config import SpeculativeConfig
+from hf_specdec.options.lookup_options import PromptLookup, check_positive
+from hf_specdec.options.schedule import (
     AUTO,
     MOST_AUTO,
     DraftLength,
@@ -24,6 +24,7 @@ from hf_specdec.schedule import (
     check_per_batch_size,
     check_schedule,
 )
+from hf_specdec.options.tree_words import tree_wish
 from hf_specdec.tree import TreeShape
 from hf_specdec.tree_shape import (
     MOST_CHILDREN,
@@ -33,7 +34,6 @@ from hf_specdec.tree_shape import (
     MeasuredTree,
     TreePlan,
 )
-from hf_specdec.tree_words import tree_wish
 
 # transformers fills these in where nobody asked for them; they can't be told from a wish.
 TRANSFORMERS_DEFAULTS = {

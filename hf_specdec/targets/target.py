@@ -20,16 +20,16 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 
-from hf_specdec.attention import additive
-from hf_specdec.cache import RaggedCache
-from hf_specdec.cache_layers import RaggedIndexedLayer
+from hf_specdec.caches.cache_layers import RaggedIndexedLayer
+from hf_specdec.caches.ragged_cache import RaggedCache
 from hf_specdec.devices import moved_once
-from hf_specdec.layer_types import attention_layers
-from hf_specdec.masked_attention import implementation_of, takes_booleans
 from hf_specdec.modeling.mtp import final_norm
 from hf_specdec.modeling.placement import devices_of
-from hf_specdec.prompt import Prompt
-from hf_specdec.switches import switched
+from hf_specdec.targets.attention import additive
+from hf_specdec.targets.layer_types import attention_layers
+from hf_specdec.targets.masked_attention import implementation_of, takes_booleans
+from hf_specdec.targets.prompt import Prompt
+from hf_specdec.targets.switches import switched
 from hf_specdec.tree import TokenTree
 
 # Slots added to the prompt at first; caches for long generations grow by doubling from there.

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from hf_specdec.lookup_options import PromptLookup
 from hf_specdec.metrics import SpeculationStats
+from hf_specdec.options.lookup_options import PromptLookup
+from hf_specdec.options.schedule import DraftLength
 from hf_specdec.outputs import OutputRequest
 from hf_specdec.ranks import Ranks
-from hf_specdec.schedule import DraftLength
 from hf_specdec.tree_shape import TreePlan
 
 

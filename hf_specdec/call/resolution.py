@@ -16,14 +16,14 @@ import torch
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
-from hf_specdec import compatibility
-from hf_specdec.config import SpeculativeConfig
+from hf_specdec.call import compatibility
 from hf_specdec.drafters import Drafter, Gemma4Drafter, MTPDrafter, NGramDrafter
 from hf_specdec.modeling.checkpoint_files import read_weights_files
 from hf_specdec.modeling.checkpoint_headers import check_stored_dtypes, check_stored_shapes
+from hf_specdec.options.config import SpeculativeConfig
+from hf_specdec.options.schedule import AUTO
+from hf_specdec.options.tree_words import tree_wish
 from hf_specdec.registry import FAMILIES, MTP_MODEL_TYPES, drafter_for, mtp_network
-from hf_specdec.schedule import AUTO
-from hf_specdec.tree_words import tree_wish
 
 _TABLES_OF_IDS = ("draft_token_ids", "token_ordering")
 

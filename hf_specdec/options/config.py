@@ -9,9 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from hf_specdec import tree_words, vllm_words
-from hf_specdec.lookup_options import check_positive
-from hf_specdec.schedule import AUTO, BatchSizeSchedule, NumDraftTokens, check_per_batch_size
+from hf_specdec.options import tree_words, vllm_words
+from hf_specdec.options.lookup_options import check_positive
+from hf_specdec.options.schedule import (
+    AUTO,
+    BatchSizeSchedule,
+    NumDraftTokens,
+    check_per_batch_size,
+)
 
 Method = Literal["mlp_speculator", "mtp", "ngram"]
 Verification = Literal["match", "rejection"]

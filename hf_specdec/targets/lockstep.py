@@ -26,8 +26,8 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
-from hf_specdec.prompt import Prompt
-from hf_specdec.target import TargetOutput, TargetRunner
+from hf_specdec.targets.prompt import Prompt
+from hf_specdec.targets.target import TargetOutput, TargetRunner
 
 # Kept tokens that wait to be run again; about what costs nothing on an accelerator.
 MAX_PENDING = 16

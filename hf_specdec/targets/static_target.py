@@ -17,9 +17,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from hf_specdec.prompt import Prompt
-from hf_specdec.recorded_states import RecordedModel
-from hf_specdec.static_cache import RowNumbers, StepCache, WorkspaceCache, visible_keys
+from hf_specdec.caches.static_cache import RowNumbers, StepCache, WorkspaceCache, visible_keys
 from hf_specdec.static_shapes import (
     CompileChoice,
     StaticShapes,
@@ -28,8 +26,10 @@ from hf_specdec.static_shapes import (
     kept_for,
     state_of,
 )
-from hf_specdec.switches import switched
-from hf_specdec.target import RaggedTarget, TargetOutput
+from hf_specdec.targets.prompt import Prompt
+from hf_specdec.targets.recorded_states import RecordedModel
+from hf_specdec.targets.switches import switched
+from hf_specdec.targets.target import RaggedTarget, TargetOutput
 from hf_specdec.tree import TokenTree
 
 # Slots of the smallest buffers.

@@ -7,14 +7,14 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from hf_specdec import compatibility, compile_options
-from hf_specdec.decoding_settings import DecodingSettings
-from hf_specdec.layer_types import attention_layers
-from hf_specdec.lockstep import LockstepTarget
-from hf_specdec.prompt import Prompt
+from hf_specdec.call import compatibility, compile_options
+from hf_specdec.call.decoding_settings import DecodingSettings
 from hf_specdec.static_shapes import CompileChoice
-from hf_specdec.static_target import ragged_target
-from hf_specdec.target import TargetRunner
+from hf_specdec.targets.layer_types import attention_layers
+from hf_specdec.targets.lockstep import LockstepTarget
+from hf_specdec.targets.prompt import Prompt
+from hf_specdec.targets.static_target import ragged_target
+from hf_specdec.targets.target import TargetRunner
 
 
 def target_runner(

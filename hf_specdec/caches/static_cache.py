@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from hf_specdec.cache import RaggedCache
-from hf_specdec.cache_layers import (
+from hf_specdec.caches.cache_layers import (
     RaggedEmptyLayer,
     RaggedLayer,
     RaggedSlidingLayer,
     SharedState,
 )
+from hf_specdec.caches.ragged_cache import RaggedCache
 from hf_specdec.static_shapes import Workspace
 
 

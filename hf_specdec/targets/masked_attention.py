@@ -24,7 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import eager_mask, flash_attention_mask, sdpa_mask
 
-from hf_specdec.attention import NAME, grouped_sdpa
+from hf_specdec.targets.attention import NAME, grouped_sdpa
 
 _FLEX = "flex_attention"
 _OWN = ("eager", "sdpa", NAME)

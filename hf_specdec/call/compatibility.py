@@ -10,15 +10,16 @@ from torch import nn
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from hf_specdec import lockstep, tree_words
-from hf_specdec.adapters import check_adapters
 from hf_specdec.drafters import Drafter
-from hf_specdec.layer_types import attention_layers
-from hf_specdec.masked_attention import check_attention
+from hf_specdec.options import tree_words
 from hf_specdec.outputs import OutputRequest
 from hf_specdec.static_shapes import CompileChoice
 from hf_specdec.streaming import RowStreamer
-from hf_specdec.training_mode import check_mode
+from hf_specdec.targets import lockstep
+from hf_specdec.targets.adapters import check_adapters
+from hf_specdec.targets.layer_types import attention_layers
+from hf_specdec.targets.masked_attention import check_attention
+from hf_specdec.targets.training_mode import check_mode
 
 # Static caches only make shapes constant: see `compile_options`.
 _EMULATED_CACHES = (None, "dynamic", "static")

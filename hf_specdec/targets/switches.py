@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from hf_specdec.attention import grouped_attention
-from hf_specdec.masked_attention import row_masks
-from hf_specdec.uncompiled import uncompiled
+from hf_specdec.targets.attention import grouped_attention
+from hf_specdec.targets.masked_attention import row_masks
+from hf_specdec.targets.uncompiled import uncompiled
 
 
 @contextmanager

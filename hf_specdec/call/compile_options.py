@@ -14,14 +14,14 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from hf_specdec import compatibility
-from hf_specdec.decoding_settings import DecodingSettings
-from hf_specdec.layer_types import attention_layers
+from hf_specdec.call import compatibility
+from hf_specdec.call.decoding_settings import DecodingSettings
 from hf_specdec.modeling.placement import is_offloaded
+from hf_specdec.options.schedule import AUTO
 from hf_specdec.outputs import OutputRequest
-from hf_specdec.recorded_states import can_record
-from hf_specdec.schedule import AUTO
 from hf_specdec.static_shapes import CompileChoice
+from hf_specdec.targets.layer_types import attention_layers
+from hf_specdec.targets.recorded_states import can_record
 
 logger = logging.get_logger(__name__)
 

@@ -1,0 +1,1 @@
+"""One call of `generate`: what was asked for, whether that works, and who runs it."""
