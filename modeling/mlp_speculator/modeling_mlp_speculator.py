@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
@@ -127,11 +127,7 @@ class MLPSpeculatorPreTrainedModel(CardOnSave, TargetBinding, PreTrainedModel): 
         if kwargs.get("state_dict") is None:
             files = read_weights_files(pretrained_model_name_or_path, **kwargs)
         if files is not None:
-            if not isinstance(kwargs.get("config"), MLPSpeculatorConfig):
-                hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
-                kwargs["config"] = MLPSpeculatorConfig.from_pretrained(
-                    kwargs.get("config") or pretrained_model_name_or_path, **hub
-                )
+            kwargs["config"] = _config_for(pretrained_model_name_or_path, kwargs)
             with torch.device("meta"):
                 network = MLPSpeculatorNetwork(kwargs["config"])
             num_parameters = sum(p.numel() for p in network.parameters())
@@ -369,3 +365,23 @@ class MLPSpeculatorPreTrainedModel(CardOnSave, TargetBinding, PreTrainedModel): 
             init.zeros_(module.bias)
         elif isinstance(module, MLPSpeculatorNetwork) and module.draft_token_ids is not None:
             init.copy_(module.draft_token_ids, torch.arange(self.config.draft_vocab_size))
+
+
+def _config_for(source: Any, kwargs: dict[str, Any]) -> Any:
+    """The config that ``from_pretrained(source, **kwargs)`` builds the network from.
+
+    Raises:
+        ValueError: it is another model's.
+    """
+    config = kwargs.get("config")
+    if not isinstance(config, PreTrainedConfig):
+        hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+        return MLPSpeculatorConfig.from_pretrained(config or source, **hub)
+    # By its word: a drafter's own remote code has a class that isn't this file's.
+    if config.model_type != MLPSpeculatorConfig.model_type:
+        raise ValueError(
+            f"config is a {type(config).__name__} (model_type {config.model_type!r}), but "
+            f"{str(source)!r} is an MLP speculator: give an MLPSpeculatorConfig, or leave "
+            "config out, and the checkpoint's own is read"
+        )
+    return config

@@ -1,6 +1,8 @@
 """Configs and checkpoints of the MLP speculator, in every form they are published in."""
 
+import inspect
 import json
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig
 
 from hf_specdec import registry
 from hf_specdec.modeling.mlp_speculator import MLPSpeculatorConfig, MLPSpeculatorPreTrainedModel
@@ -416,6 +418,24 @@ class TestConfig:
     def test_values_out_of_range_are_named(self, fields: dict, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             MLPSpeculatorConfig(**config_json(**fields))
+
+
+def test_a_config_that_is_given_is_used_unless_it_is_another_models(tmp_path: Path) -> None:
+    given = MLPSpeculatorConfig(**config_json())
+    MLPSpeculatorPreTrainedModel(given).save_pretrained(tmp_path)
+    load = MLPSpeculatorPreTrainedModel.from_pretrained
+
+    # A drafter's own remote code brings a class of the same name.
+    file = inspect.getfile(MLPSpeculatorConfig)
+    spec = spec_from_file_location("remote_configuration", file)
+    assert spec is not None and spec.loader is not None
+    remote = module_from_spec(spec)
+    spec.loader.exec_module(remote)
+    assert remote.MLPSpeculatorConfig is not MLPSpeculatorConfig
+    for config in (given, remote.MLPSpeculatorConfig(**config_json()), str(tmp_path)):
+        assert load(tmp_path, config=config).config.n_predict == N
+    with pytest.raises(ValueError, match="config is a LlamaConfig .*give an MLPSpeculatorConfig"):
+        load(tmp_path, config=LlamaConfig())
 
 
 def test_registration_can_be_repeated() -> None:
