@@ -6,6 +6,8 @@ import pytest
 
 # Before transformers is imported: a test that asks for a model by its hub name must fail, not load.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# As many workers run as there are cores: commands that tests start must not take all of them each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 try:
     import torch

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -125,9 +126,19 @@ def config_of(name: str) -> Any:
         pytest.skip("bitsandbytes is tested on Linux")
     __import__(kind.library)
     module = sys.modules[kind.library]
+    if kind.library == "optimum.quanto":
+        _keep_quanto_from_compiling()
     if kind.library == "torchao":
         import torchao.quantization as module  # type: ignore[no-redef]
     return kind.make(module)
+
+
+def _keep_quanto_from_compiling() -> None:
+    """Unpack in Python: quanto's own version of what it would compile for a minute at first use."""
+    from optimum.quanto.library.extensions import get_extension
+    from optimum.quanto.library.unpack import unpack
+
+    get_extension("quanto_cpp")._lib = SimpleNamespace(unpack=unpack)
 
 
 @functools.cache

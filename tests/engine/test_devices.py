@@ -109,7 +109,7 @@ CASES = {
     "mlp, target's tables": Case(tiny("llama"), shared_speculator),
     "mlp, lookup": Case(tiny("llama"), call=LOOKUP, repeats=True),
     "ngram": Case(tiny("mistral"), lambda target: NGramDrafter(), LOOKUP, repeats=True),
-    "lockstep": Case(lambda: hybrid("qwen3_5_text")),
+    "lockstep": Case(lambda: copy.deepcopy(hybrid("qwen3_5_text"))),
     "mtp": Case(published("deepseek_v3-two_modules"), mtp_network, {"num_assistant_tokens": 4}),
     "mtp, windows": Case(published("mimo_v2_flash"), mtp_network, {"num_assistant_tokens": 3}),
     "mtp, masks position 0": Case(published("longcat_flash"), mtp_network, SAMPLED),

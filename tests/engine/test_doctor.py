@@ -25,7 +25,7 @@ from hf_specdec.drafters import MLPDrafter
 from hf_specdec.metrics import SpeculationStats
 from hf_specdec.modeling.mimo import MiMoMTP
 
-PROMPTS = [text()[s : s + 30][None] for s in range(200, 9200, 900)]
+PROMPTS = [text()[s : s + 30][None] for s in range(200, 9200, 1800)]
 
 
 def examined(network: Any) -> list[Finding]:

@@ -27,7 +27,7 @@ class TestEveryFamily:
         target, inputs = make_target(family), prompts(batch)
         expected = row_by_row(target, inputs, max_new_tokens=NEW, do_sample=False)
         assert max(len(set(row)) for row in expected) > 4, "a text without variety tests nothing"
-        for k in (1, 2, 3, 4):
+        for k in (1, 4):
             output = speculate(
                 target, inputs, make_speculator(), num_assistant_tokens=k, do_sample=False
             )
@@ -38,7 +38,7 @@ class TestEveryFamily:
         # Rows advance by different numbers of tokens: the ragged case.
         target, inputs = make_target(family), prompts(batch)
         expected = row_by_row(target, inputs, max_new_tokens=NEW, do_sample=False)
-        for k in (1, 2, 3, 4):
+        for k in (1, 3):
             drafter = ScriptedDrafter(expected, sometimes_wrong, k)
             output = speculate(target, inputs, drafter, do_sample=False)
             assert new_tokens(output.sequences, inputs, [NEW] * batch) == expected
@@ -49,7 +49,7 @@ class TestEveryFamily:
     ):
         target, inputs = make_target(family), prompts(batch)
         expected = row_by_row(target, inputs, max_new_tokens=NEW, do_sample=False)
-        for k in (1, 2, 3, 4):
+        for k in (1, 3):
             with count_forwards(target) as lengths:
                 output = speculate(
                     target, inputs, ScriptedDrafter(expected, num_draft_tokens=k), do_sample=False

@@ -31,13 +31,15 @@ def speculate(target, inputs, assistant, k, num_new=NEW, **kwargs):
 
 
 class TestSameText:
-    @pytest.mark.parametrize("length", [WINDOW - 3, WINDOW, 30])
-    @pytest.mark.parametrize("rows", [1, 3, 8])
+    # Shorter than the window, the window, beyond it.
+    @pytest.mark.parametrize(
+        ("rows", "length"), [(1, 30), (3, WINDOW - 3), (3, WINDOW), (8, 30)], ids=str
+    )
     @pytest.mark.parametrize("name", TARGETS)
     def test_greedy(self, name, rows, length):
         target, inputs = gemma4_target(name), prompts_of(length, rows)
         expected = row_by_row(target, inputs, max_new_tokens=NEW, do_sample=False)
-        for k in range(1, 7):
+        for k in (1, 2, 5):
             assistant = gemma4_assistant(target, centroids=k % 2 == 0)
             output = speculate(target, inputs, assistant, k, do_sample=False)
             assert new_tokens(output.sequences, inputs, [NEW] * rows) == expected
@@ -50,7 +52,7 @@ class TestSameText:
         seeds = [21, 22, 23]
         wanted = {"do_sample": True, "row_seeds": seeds, **settings}
         expected = speculate(target, inputs, gemma4_assistant(target), 0, **wanted)
-        for k in (1, 2, 4, 6):
+        for k in (1, 4):
             for centroids in (False, True):
                 assistant = gemma4_assistant(target, centroids, seed=k)
                 output = speculate(target, inputs, assistant, k, **wanted)

@@ -76,7 +76,7 @@ def test_a_state_that_isnt_recycled_is_seen():
 
 def test_the_doctor_finds_it():
     target, assistant = trained_pair()
-    prompts = [text()[start : start + 30][None] for start in range(200, 9200, 900)]
+    prompts = [text()[start : start + 30][None] for start in range(200, 9200, 1800)]
     ways = feedings(assistant)
     assert better_than_configured(list(examine(target, ways, prompts, 40, 2))) == []
     wrong = Gemma4Drafter(assistant, Gemma4MTPSwitches("pre_norm"))

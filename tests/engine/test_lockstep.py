@@ -35,6 +35,10 @@ from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig
 from hf_specdec.targets import lockstep
 
 NEW = 20
+# Sometimes right with one draft and with several; always right; never.
+DRAFTS: list[tuple[int, Any]] = [
+    (1, sometimes_wrong), (3, sometimes_wrong), (3, lambda *_: False), (3, lambda *_: True),
+]  # fmt: skip
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW}
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -134,16 +138,15 @@ class TestEveryFamily:
         target, inputs = hybrid(family), prompts(batch)
         expected = row_by_row(target, inputs, **GREEDY)
         assert max(len(set(row)) for row in expected) > 4
-        for k in (1, 3):
-            for wrong in (sometimes_wrong, lambda *_: False, lambda *_: True):
-                output = target.generate(
-                    **inputs,
-                    **GREEDY,
-                    assistant_model=ScriptedDrafter(expected, wrong, k),
-                    return_dict_in_generate=True,
-                )
-                assert new_tokens(output.sequences, inputs, [NEW] * batch) == expected
-                assert output.speculation.num_new_tokens == NEW * batch
+        for k, wrong in DRAFTS:
+            output = target.generate(
+                **inputs,
+                **GREEDY,
+                assistant_model=ScriptedDrafter(expected, wrong, k),
+                return_dict_in_generate=True,
+            )
+            assert new_tokens(output.sequences, inputs, [NEW] * batch) == expected
+            assert output.speculation.num_new_tokens == NEW * batch
 
     def test_sampled(self, family, batch, prompts, make_speculator):
         target, inputs = hybrid(family), prompts(batch)

@@ -169,7 +169,7 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-@settings(max_examples=500, derandomize=True, **_SETTINGS)
+@settings(max_examples=250, derandomize=True, **_SETTINGS)
 @given(cases())
 def test_always_the_tokens_of_plain_generate(case):
     check(case)

@@ -15,24 +15,18 @@ import torch
 from hf_specdec.kernels import runtime
 
 HERE = Path(__file__).parent
-FILES = sorted((HERE / "interpreted").glob("test_*.py")) + sorted(
-    (HERE / "twins").glob("test_*.py")
-)
-
-
-def test_there_are_files_of_both_kinds() -> None:
-    assert {file.parent.name for file in FILES} == {"interpreted", "twins"}
+FOLDERS = [HERE / "interpreted", HERE / "twins"]
 
 
 @pytest.mark.skipif(not runtime.installed(), reason="needs Triton")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU itself")
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_in_the_interpreter(file: Path) -> None:
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_in_the_interpreter(folder: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment.pop(runtime.SWITCH, None)
     # Options of the outer run, such as a marker or a debugger, aren't meant for the inner one.
     environment.pop("PYTEST_ADDOPTS", None)
-    words = ["-q", "-rs", "--maxfail=3", "-p", "no:cacheprovider", "-k", "not plain", str(file)]
+    words = ["-q", "-rsp", "--maxfail=3", "-p", "no:cacheprovider", "-k", "not plain", str(folder)]
     command = [sys.executable, "-m", "pytest", *words]
     result = subprocess.run(
         command, env=environment, cwd=HERE.parents[1], capture_output=True, text=True
@@ -40,5 +34,8 @@ def test_in_the_interpreter(file: Path) -> None:
     if result.returncode:
         said = f"{result.stdout[-6000:]}\n{result.stderr[-3000:]}"
         pytest.fail(f"{' '.join(command)}\n{said}", pytrace=False)
-    assert " passed" in result.stdout, f"nothing was run:\n{result.stdout}"
+    passed = f"PASSED tests/kernels/{folder.name}/"
+    files = sorted(file.name for file in folder.glob("test_*.py"))
+    idle = [file for file in files if f"{passed}{file}" not in result.stdout]
+    assert files and not idle, f"nothing was run of {idle}:\n{result.stdout}"
     assert "TRITON_INTERPRET" not in result.stdout, "skipped for want of the interpreter"
