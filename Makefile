@@ -31,7 +31,7 @@ test: $(VENV)/.installed-test
 check:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
 style:

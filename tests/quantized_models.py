@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -134,11 +135,13 @@ def config_of(name: str) -> Any:
 
 
 def _keep_quanto_from_compiling() -> None:
-    """Unpack in Python: quanto's own version of what it would compile for a minute at first use."""
-    from optimum.quanto.library.extensions import get_extension
-    from optimum.quanto.library.unpack import unpack
+    """Unpack in torch what quanto would compile a C++ function for, a minute at its first use."""
 
-    get_extension("quanto_cpp")._lib = SimpleNamespace(unpack=unpack)
+    def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
+        return torch.cat([packed >> shift & 2**bits - 1 for shift in range(0, 8, bits)])
+
+    extension = import_module("optimum.quanto.library.extensions").get_extension("quanto_cpp")
+    extension._lib = SimpleNamespace(unpack=unpack)
 
 
 @functools.cache

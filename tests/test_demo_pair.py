@@ -38,13 +38,13 @@ def inputs(pair):
 
 @pytest.fixture(scope="module")
 def plain(pair, inputs):
-    return pair.target.generate(**inputs, max_new_tokens=64, do_sample=False)
+    return pair.target.generate(**inputs, max_new_tokens=48, do_sample=False)
 
 
 def speculate(pair, inputs, drafter):
     return pair.target.generate(
         **inputs,
-        max_new_tokens=64,
+        max_new_tokens=48,
         do_sample=False,
         assistant_model=drafter,
         return_dict_in_generate=True,

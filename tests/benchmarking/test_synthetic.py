@@ -27,7 +27,7 @@ def test_draft_tokens_are_accepted_with_the_given_probability(
 ) -> None:
     inputs = prompts(8)
     common = {"max_new_tokens": TOKENS, "do_sample": False}
-    answers = row_by_row(target, inputs, **common)
+    answers = new_tokens(target.generate(**inputs, **common), inputs, [TOKENS] * 8)
     output = target.generate(
         **inputs,
         **common,
