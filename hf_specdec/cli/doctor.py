@@ -13,6 +13,7 @@ from transformers import AutoModel
 
 from hf_specdec.cli.demo import DEFAULT_PROMPTS
 from hf_specdec.cli.demo_pair import load_demo_pair
+from hf_specdec.cli.hub_reach import check_reachable
 from hf_specdec.cli.options import DEMO, DtypeName
 from hf_specdec.cli.pairs import choose_device, demo_dtype, load_target
 from hf_specdec.doctor import Finding, better_than_configured, examine, feedings
@@ -96,6 +97,8 @@ def verdict(findings: Sequence[Finding]) -> str:
 def _load(settings: DoctorSettings) -> tuple[Any, Any, Any]:
     """Target, tokenizer and assistant."""
     device = choose_device(settings.device)
+    if settings.assistant is not None:
+        check_reachable(settings.assistant, "ASSISTANT")
     assistant: Any = None
     if settings.target == DEMO:
         pair = load_demo_pair(demo_dtype(settings.dtype), device)

@@ -35,6 +35,7 @@ def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
             "--spec-model some/drafter",
         ),
         (["doctor", "some/target"], "TARGET some/target"),
+        (["doctor", "demo", "some/drafter"], "ASSISTANT some/drafter"),
     ],
 )
 def test_commands_say_so_at_once(arguments: list[str], named: str) -> None:
