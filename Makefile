@@ -46,7 +46,7 @@ versions:
 	$(PYTHON) .ci/versions $(ARGS)
 
 bad-input: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --bad-input-table docs/bad_input.md $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --bad-input-table=docs/bad_input.md $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

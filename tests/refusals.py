@@ -49,22 +49,28 @@ class Refusal:
 
 
 def normalised(message: str) -> str:
-    """A message without what differs from run to run: folders, addresses, ports."""
+    """A message without what differs from run to run: folders, addresses, processes."""
     message = re.sub(r"\x1b\[[0-9;]*m", "", message)
     own = rf"{re.escape(tempfile.gettempdir())}/(pytest-of-[^/\s]+/pytest-\d+/(popen-gw\d+/)?)?"
     message = re.sub(rf"{own}[^/\s'\",;:)\]]+", "<folder>", message)
     message = message.replace(str(ROOT), "<repository>")
     message = re.sub(r"0x[0-9a-f]{6,}", "0x...", message)
-    message = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", message)
+    message = re.sub(r"127\.0\.0\.1(:| --port )\d+", r"127.0.0.1\1PORT", message)
+    holder = r"process \d+ on \S+, since [\dT:+-]+"
+    message = re.sub(holder, "process PID on HOST, since TIME", message)
     message = re.sub(r"\d+(\.\d+)? (MiB|GiB|MB|GB) free", "... free", message)
     message = " ".join(message.split())
     return message if len(message) <= _LONGEST else f"{message[:_LONGEST].rstrip()} ..."
 
 
 def of_output(output: str) -> str:
-    """What a command said: the text in rich's box, or the last lines."""
-    boxed = [line.strip("│ ") for line in output.splitlines() if line.startswith("│")]
-    return " ".join(boxed) if boxed else " ".join(output.splitlines()[-4:])
+    """What a command said: the text in rich's box, or from its own name on, or the last lines."""
+    lines = [line for line in output.splitlines() if not re.search(r"\d+%\|", line)]
+    boxed = [line.strip("│ ") for line in lines if line.startswith("│")]
+    if boxed:
+        return " ".join(boxed)
+    own = [number for number, line in enumerate(lines) if line.startswith("hf-specdec ")]
+    return " ".join(lines[own[-1] :] if own else lines[-4:])
 
 
 @functools.cache

@@ -52,6 +52,11 @@ def test_tests_are_found_by_what_they_call(tmp_path: Path) -> None:
         (f"{ROOT}/hf_specdec", "<repository>/hf_specdec"),
         ("one\n   two", "one two"),
         ("at 127.0.0.1:40123", "at 127.0.0.1:PORT"),
+        ("--host 127.0.0.1 --port 40123: taken", "--host 127.0.0.1 --port PORT: taken"),
+        (
+            "(process 12 on vm, since 2026-12-01T09:22:46+00:00). Wait",
+            "(process PID on HOST, since TIME). Wait",
+        ),
     ],
 )
 def test_what_differs_from_run_to_run_is_left_out(message: str, shown: str, monkeypatch) -> None:
@@ -62,7 +67,10 @@ def test_what_differs_from_run_to_run_is_left_out(message: str, shown: str, monk
 def test_of_a_command_the_message_is_taken() -> None:
     output = "Usage: x\n\n╭─ Error ─╮\n│ Invalid value │\n│ for '--k'      │\n╰────╯\n"
     assert of_output(output) == "Invalid value for '--k'"
-    assert of_output("hf-specdec x: no\n") == "hf-specdec x: no"
+    bar = "Loading: 0%|  | 0/39 [00:00<?]\rLoading: 100%|██| 39/39 [00:00<00:00, 9.1it/s]\n"
+    assert of_output(f"{bar}hf-specdec x: no\nmore\n") == "hf-specdec x: no more"
+    assert of_output(f"{bar}text\nhf-specdec x: no\n{bar}") == "hf-specdec x: no"
+    assert of_output(f"{bar}text\n") == "text"
 
 
 def test_the_option_writes_a_table(tmp_path: Path) -> None:
