@@ -185,7 +185,7 @@ def reject_in_torch(
     target_row = target_probs[row, num_accepted]
     left = target_row - padded_draft_probs[row, num_accepted]
     # Not clamp, which keeps NaN: what was drafted with an unknown probability isn't left over.
-    residual = left.where(left > 0, 0.0)
+    residual = torch.fmax(left, left.new_zeros(()))
     # Equal distributions leave only rounding in the residual; the target's own row is then right.
     residual = torch.where(residual.sum(dim=-1, keepdim=True) > 0, residual, target_row)
     position = positions.gather(1, num_accepted[:, None])

@@ -16,7 +16,8 @@ from rich.console import Console
 
 from hf_specdec._version import __version__
 from hf_specdec.agreement import Difference, explain_difference
-from hf_specdec.cli.demo_pair import DemoPair, load_demo_pair
+from hf_specdec.cli.demo_pair import DemoPair, demo_dtype, load_demo_pair
+from hf_specdec.cli.options import DtypeName
 from hf_specdec.cli.report import PromptResult, Run, acceptance_table, throughput_table
 from hf_specdec.cli.streaming import ACCEPTED_STYLE, BlockStreamer
 from hf_specdec.modeling.placement import input_device
@@ -38,7 +39,7 @@ class DemoSettings:
 
     prompts: tuple[str, ...] = DEFAULT_PROMPTS
     max_new_tokens: int = 160
-    dtype: str = "bfloat16"
+    dtype: DtypeName = "auto"
     device: str = "auto"
     threads: int | None = None
     num_assistant_tokens: int | None = None
@@ -58,7 +59,7 @@ def run_demo(settings: DemoSettings, console: Console) -> list[PromptResult]:
         torch.set_num_threads(settings.threads)
     device = _choose_device(settings.device)
     with console.status("Loading target and drafter (dequantizing takes some seconds) ..."):
-        pair = load_demo_pair(getattr(torch, settings.dtype), device)
+        pair = load_demo_pair(demo_dtype(settings.dtype, device), device)
     with console.status("Warming up ..."):
         _warm_up(pair, settings)
 
@@ -200,8 +201,11 @@ def _environment(settings: DemoSettings, device: torch.device) -> str:
         if settings.sample
         else "greedy"
     )
+    dtype = str(demo_dtype(settings.dtype, device)).removeprefix("torch.")
+    if settings.dtype == "auto" and dtype == "float32":
+        dtype += " (this processor has no instructions for bfloat16)"
     return (
-        f"SmolLM2-135M-Instruct, {settings.dtype}, {device.type} ({where}), "
+        f"SmolLM2-135M-Instruct, {dtype}, {device.type} ({where}), "
         f"{torch.get_num_threads()} CPU threads; {how}; up to {settings.max_new_tokens} tokens a "
         "prompt, batch 1, time spent printing left out.\n"
         f"hf-specdec {__version__}, torch {torch.__version__}, transformers "

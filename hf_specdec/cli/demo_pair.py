@@ -61,6 +61,24 @@ def find_target_file() -> Path:
     return path
 
 
+def demo_dtype(name: str, device: "torch.device") -> "torch.dtype":
+    """The dtype of the demo pair, whose target's file has none.
+
+    Args:
+        name: of torch's, or ``"auto"``: bfloat16, but float32 on a CPU without instructions for
+            it, where bfloat16 is fast for single tokens alone.
+        device: for the pair.
+    """
+    import torch
+
+    from hf_specdec.targets.packing import has_bfloat16_kernels
+
+    if name == "auto":
+        name = "bfloat16" if device.type != "cpu" or has_bfloat16_kernels() else "float32"
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
 def load_demo_pair(dtype: "torch.dtype", device: "torch.device") -> DemoPair:
     """Loads tokenizer, target and drafter; dequantizing the target takes some 15 s on a CPU.
 

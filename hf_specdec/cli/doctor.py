@@ -12,10 +12,10 @@ from rich.table import Table
 from transformers import AutoModel
 
 from hf_specdec.cli.demo import DEFAULT_PROMPTS
-from hf_specdec.cli.demo_pair import load_demo_pair
+from hf_specdec.cli.demo_pair import demo_dtype, load_demo_pair
 from hf_specdec.cli.hub_reach import check_reachable
 from hf_specdec.cli.options import DEMO, DtypeName
-from hf_specdec.cli.pairs import choose_device, demo_dtype, load_target
+from hf_specdec.cli.pairs import choose_device, load_target
 from hf_specdec.doctor import Finding, better_than_configured, examine, feedings
 from hf_specdec.modeling.placement import input_device
 from hf_specdec.registry import drafter_for, mtp_network
@@ -101,7 +101,7 @@ def _load(settings: DoctorSettings) -> tuple[Any, Any, Any]:
         check_reachable(settings.assistant, "ASSISTANT")
     assistant: Any = None
     if settings.target == DEMO:
-        pair = load_demo_pair(demo_dtype(settings.dtype), device)
+        pair = load_demo_pair(demo_dtype(settings.dtype, device), device)
         target, tokenizer = pair.target, pair.tokenizer
         assistant = pair.drafter if settings.assistant is None else None
     else:

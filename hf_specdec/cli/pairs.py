@@ -17,7 +17,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from hf_specdec.attach import attach
-from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY, load_demo_pair
+from hf_specdec.cli.demo_pair import DRAFTER_DIRECTORY, demo_dtype, load_demo_pair
 from hf_specdec.cli.hub_reach import check_reachable
 from hf_specdec.cli.options import DEMO, DtypeName, PairSettings
 from hf_specdec.cli.spread import Spread
@@ -82,7 +82,7 @@ def load_pair(settings: PairSettings) -> Pair:
         # Before the target is loaded.
         check_reachable(config.model, "--spec-model")
     if settings.target == DEMO:
-        demo = load_demo_pair(demo_dtype(settings.dtype), device)
+        demo = load_demo_pair(demo_dtype(settings.dtype, device), device)
         target, tokenizer = demo.target, _ready(demo.tokenizer)
         if config is not None and config.model == str(DRAFTER_DIRECTORY):
             config = replace(config, model=demo.drafter)
@@ -143,11 +143,6 @@ def load_target(
     else:
         target = auto.from_pretrained(name, dtype=chosen, **spread.arguments())
     return target.eval(), _ready(AutoTokenizer.from_pretrained(name))
-
-
-def demo_dtype(name: DtypeName) -> torch.dtype:
-    """The dtype of the demo pair, whose target's file has none."""
-    return getattr(torch, "bfloat16" if name == "auto" else name)
 
 
 def _ready(tokenizer: Any) -> Any:

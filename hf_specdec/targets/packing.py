@@ -203,6 +203,15 @@ def _identity(weight: Tensor) -> _Identity:
     return place, weight._version, sample
 
 
+def has_bfloat16_kernels() -> bool:
+    """Whether oneDNN multiplies bfloat16 with instructions of this processor.
+
+    Without them torch multiplies token by token: a forward over K + 1 tokens takes nearly K + 1
+    times as long as one over a single token, and drafts can't pay.
+    """
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def _check(name: str, weight: Tensor) -> None:
     if _is_cut(weight):
         raise ValueError(
@@ -229,7 +238,7 @@ def _check(name: str, weight: Tensor) -> None:
             f"model has {name}.weight made under torch.inference_mode, so changes of it could not "
             "be noticed; load the model outside of it"
         )
-    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if weight.dtype == torch.bfloat16 and not has_bfloat16_kernels():
         raise ValueError(
             f"model has {name}.weight in bfloat16, for which oneDNN has no kernels on this "
             "processor; load the model with dtype=torch.float32"

@@ -23,7 +23,12 @@ from hf_specdec.agreement import (
 from hf_specdec.cli import demo_pair
 from hf_specdec.cli.app import app
 from hf_specdec.cli.demo import DEFAULT_PROMPTS, DemoSettings, describe_agreement, run_demo
-from hf_specdec.cli.demo_pair import DemoPair, DemoPairUnavailableError, find_target_file
+from hf_specdec.cli.demo_pair import (
+    DemoPair,
+    DemoPairUnavailableError,
+    demo_dtype,
+    find_target_file,
+)
 from hf_specdec.cli.report import (
     PromptResult,
     Run,
@@ -357,6 +362,35 @@ def test_demo_runs_both_ways_and_reports(fake_target: FakeTarget) -> None:
     assert "hello" in output
     assert "5 of 5" in output
     assert f"torch {torch.__version__}" in output
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "kernels", "expected"),
+    [
+        ("auto", "cpu", True, torch.bfloat16),
+        ("auto", "cpu", False, torch.float32),
+        ("auto", "cuda", False, torch.bfloat16),
+        ("bfloat16", "cpu", False, torch.bfloat16),
+        ("float16", "cpu", True, torch.float16),
+    ],
+)
+def test_bfloat16_where_the_processor_has_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, device: str, kernels: bool, expected: torch.dtype
+) -> None:
+    monkeypatch.setattr("hf_specdec.targets.packing.has_bfloat16_kernels", lambda: kernels)
+    assert demo_dtype(name, torch.device(device)) == expected
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_the_demo_says_which_dtype_it_chose(
+    fake_target: FakeTarget, monkeypatch: pytest.MonkeyPatch, kernels: bool
+) -> None:
+    monkeypatch.setattr("hf_specdec.targets.packing.has_bfloat16_kernels", lambda: kernels)
+    console = Console(file=io.StringIO(), width=300)
+    run_demo(DemoSettings(prompts=("Hi",), device="cpu"), console)
+    output = cast(io.StringIO, console.file).getvalue()
+    chosen = "bfloat16" if kernels else "float32 (this processor has no instructions for bfloat16)"
+    assert f"SmolLM2-135M-Instruct, {chosen}, cpu" in output
 
 
 def test_demo_with_an_offloaded_target(fake_target: FakeTarget) -> None:

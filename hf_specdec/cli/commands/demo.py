@@ -14,8 +14,9 @@ def demo(
         int, typer.Option(min=1, help="Tokens to generate for each prompt.")
     ] = 160,
     dtype: Annotated[
-        Literal["bfloat16", "float16", "float32"], typer.Option(help="Precision of both models.")
-    ] = "bfloat16",
+        Literal["auto", "bfloat16", "float16", "float32"],
+        typer.Option(help="Precision of both models; auto: bfloat16 if the processor has it."),
+    ] = "auto",
     prompts: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="File with one prompt a line."),
