@@ -207,9 +207,11 @@ def has_bfloat16_kernels() -> bool:
     """Whether oneDNN multiplies bfloat16 with instructions of this processor.
 
     Without them torch multiplies token by token: a forward over K + 1 tokens takes nearly K + 1
-    times as long as one over a single token, and drafts can't pay.
+    times as long as one over a single token, and drafts can't pay. True where torch was built
+    without oneDNN and can't tell.
     """
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return supported is None or bool(supported())
 
 
 def _check(name: str, weight: Tensor) -> None:
