@@ -138,13 +138,25 @@ class RollCall:
     def settle(self, seconds: float) -> dict[int, Member | None]:
         """The others' last lines, once all have ended or the time is up."""
         until = self._clock() + seconds
-        while True:
-            try:
-                members = {rank: self.member(rank) for rank in self._others}
-            except RuntimeError:
-                return dict.fromkeys(self._others)
-            if not any(map(self._may_speak, members.values())) or self._clock() >= until:
-                return members
+        members: dict[int, Member | None] = dict.fromkeys(self._others)
+        try:
+            while True:
+                members |= {rank: self.member(rank) for rank in self._others}
+                if not any(map(self._may_speak, members.values())) or self._clock() >= until:
+                    break
+                time.sleep(_POLL)
+            self._part(members, until)
+        except RuntimeError:
+            pass  # the store has ended with whoever kept it: what was read before counts
+        return members
+
+    def _part(self, members: dict[int, Member | None], until: float) -> None:
+        """Let process 0, which may keep the store, leave behind all that still read it."""
+        if self._me.rank:
+            self._store.set(f"parted/{self._me.rank}", "yes")
+            return
+        readers = [f"parted/{m.rank}" for m in members.values() if m and m.state == "stopped"]
+        while readers and not self._store.check(readers) and self._clock() < until:
             time.sleep(_POLL)
 
     def _may_speak(self, member: Member | None) -> bool:
