@@ -172,6 +172,8 @@ def in_pipeline(choice: random.Random, world: World) -> Outcome:
     index, length = choice.randrange(NUM_PROMPTS), choice.randint(1, 16)
     text = world.tokenizer.decode(pair.prompts[index], skip_special_tokens=True)
     ids = world.tokenizer(text)["input_ids"]
+    if not ids:
+        return Outcome()  # special tokens alone: nothing to continue
     said = pipe(text, max_new_tokens=length, do_sample=False, return_tensors=True)
     expected = ids + pair.say(ids, length, Settings())
     return Outcome(unequal=int(said[0]["generated_token_ids"] != expected), tokens=length)
