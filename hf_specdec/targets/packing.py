@@ -206,8 +206,8 @@ def _identity(weight: Tensor) -> _Identity:
 def has_bfloat16_kernels() -> bool:
     """Whether oneDNN multiplies bfloat16 with instructions of this processor.
 
-    Without them torch multiplies token by token: a forward over K + 1 tokens takes nearly K + 1
-    times as long as one over a single token, and drafts can't pay. True where torch was built
+    Without them torch multiplies token by token: a forward over four tokens takes almost three
+    times as long as one over a single token, and drafts hardly pay. True where torch was built
     without oneDNN and can't tell.
     """
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
