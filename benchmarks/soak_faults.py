@@ -12,7 +12,6 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     StoppingCriteria,
-    StoppingCriteriaList,
 )
 from transformers.generation.streamers import BaseStreamer
 
@@ -77,7 +76,9 @@ class Fault:
             if self.place == "processor":
                 changed["logits_processor"] = LogitsProcessorList([_Processor(self.strike)])
             elif self.place == "criterion":
-                changed["stopping_criteria"] = StoppingCriteriaList([_Criterion(self.strike)])
+                # Beside the call's own, which may end rows.
+                own = arguments.get("stopping_criteria", [])
+                changed["stopping_criteria"] = [*own, _Criterion(self.strike)]
             elif self.place == "streamer":
                 rows = len(arguments["input_ids"])
                 made = _Streamer if rows == 1 else _RowStreamer

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import threading
 import types
+import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -77,6 +77,7 @@ class Workspace:
     rows: int
     model_state: Hashable = None
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    _inputs: dict[Hashable, tuple[Any, ...]] = field(default_factory=dict)
     _recordings: dict[Hashable, Recording] = field(default_factory=dict)
     _pool: Any = None
 
@@ -89,6 +90,7 @@ class Workspace:
             # Tensors made in inference mode could not be written outside of it.
             with torch.inference_mode(False):
                 self.tensors[name] = torch.zeros(shape, dtype=dtype, device=device)
+            self._inputs.clear()
             self._recordings.clear()
         return self.tensors[name]
 
@@ -96,7 +98,7 @@ class Workspace:
         self,
         key: Hashable,
         function: Callable[..., Tensors],
-        inputs: tuple[Any, ...],
+        views: Callable[[], tuple[Any, ...]],
         graphs: bool,
     ) -> Tensors:
         """Call a function with tensors of this workspace.
@@ -104,7 +106,8 @@ class Workspace:
         Args:
             key: names the views of the tensors that the function gets.
             function: may write its inputs in place, if doing so twice is no different.
-            inputs: tensors, or lists of them; the same addresses for the same key.
+            views: makes its inputs: tensors, or lists and tuples of them, or ``None``. Asked once
+                for a key, and again when a tensor was replaced.
             graphs: record on CUDA, and replay from then on.
 
         Returns:
@@ -112,6 +115,9 @@ class Workspace:
         """
         # Compiled code is guarded by these modes; generate() may be called in any of them.
         with torch.inference_mode(False), torch.no_grad():
+            inputs = self._inputs.get(key)
+            if inputs is None:
+                inputs = self._inputs[key] = without_base(views())
             if not graphs:
                 return function(*inputs)
             recording = self._recordings.get((key, function))
@@ -133,6 +139,22 @@ class Workspace:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         return self._pool
+
+
+def without_base(values: Any) -> Any:
+    """The same memory in tensors that are views of nothing, in lists and tuples as well.
+
+    Of a graph that was traced with a view torch keeps the fake tensors for good (seen in 2.13): the
+    view's base is known to C++ alone, and Python's collector can't see through. Its guards would
+    look at the base as well, at every run.
+    """
+    if isinstance(values, torch.Tensor):
+        own = torch.empty(0, dtype=values.dtype, device=values.device)
+        storage = values.untyped_storage()
+        return own.set_(storage, values.storage_offset(), values.shape, values.stride())
+    if isinstance(values, (list, tuple)):
+        return type(values)(without_base(value) for value in values)
+    return values
 
 
 @dataclass(frozen=True)
@@ -275,7 +297,7 @@ class StaticShapes:
             self._free.append(workspace)
 
 
-_kept: WeakKeyDictionary[Any, StaticShapes] = WeakKeyDictionary()
+_kept: weakref.WeakKeyDictionary[Any, StaticShapes] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -306,6 +328,8 @@ def _compile(function: Callable[..., Tensors], choice: CompileChoice) -> Callabl
         function.__defaults__,
         function.__closure__,
     )
+    # It would keep it beyond the function as well, and the modules that it was traced over.
+    weakref.finalize(own, _drop_compiled, own.__code__).atexit = False
     return torch.compile(
         own,
         dynamic=False,
@@ -314,3 +338,19 @@ def _compile(function: Callable[..., Tensors], choice: CompileChoice) -> Callabl
         options=None if choice.options is None else dict(choice.options),
         fullgraph=choice.fullgraph,
     )
+
+
+def _drop_compiled(code: types.CodeType) -> None:
+    """Free what torch has compiled for a code object, as ``torch.compiler.reset`` does for all.
+
+    What checks the guards stays in finalizers of the classes it looked at, which are for ever, with
+    the place in the source of every guard: a megabyte for three layers. It is emptied.
+    """
+    frames = torch._dynamo.eval_frame
+    entries = getattr(frames, "_debug_get_cache_entry_list", None)
+    guards = [] if entries is None else [entry.guard_manager for entry in entries(code)]
+    if (reset := getattr(frames, "reset_code", None)) is not None:
+        reset(code)
+        for manager in guards:
+            vars(manager).clear()
+            manager.cache_entry = None  # the finalizers ask for it

@@ -66,8 +66,11 @@ class CompiledChain:
         function = self._shapes.function(
             (size, most), self._choice, lambda: _chain_function(self._bound, most)
         )
-        inputs = (all_states[:size], all_ids[:size])
-        return work.run((size, most), function, inputs, self._choice.graphs)[0][:rows]
+
+        def views() -> Tensors:
+            return all_states[:size], all_ids[:size]
+
+        return work.run((size, most), function, views, self._choice.graphs)[0][:rows]
 
     def _borrow(self, rows: int) -> Workspace:
         state = state_of(self._bound) if self._choice.graphs else None

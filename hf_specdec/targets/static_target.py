@@ -198,15 +198,18 @@ class StaticTarget(RaggedTarget):
     def _run(self, tokens: torch.Tensor, layout: _Layout) -> Tensors:
         """Logits ``[b, Q, V]`` and states ``[b, Q, d]`` of all rows of a bucket, fillers too."""
         size, width = tokens.shape
-        buffers = [
-            (layer.keys[:size], layer.values[:size]) if layer.is_initialized else None
-            for layer in self.cache.ragged_layers
-        ]
-        hidden = self._hidden()[:size] if self._prompt.hidden is not None else None
-        shifts = self._axes()
-        shifts = None if shifts is None else shifts[:, :size]
-        inputs = (tokens, self._numbers()[:size], buffers, hidden, shifts)
-        key = (size, width, hidden is None, None if shifts is None else len(shifts))
+        has_hidden, shifts = self._prompt.hidden is not None, self._axes()
+        key = (size, width, has_hidden, None if shifts is None else len(shifts))
+
+        def views() -> tuple[Any, ...]:
+            buffers = [
+                (layer.keys[:size], layer.values[:size]) if layer.is_initialized else None
+                for layer in self.cache.ragged_layers
+            ]
+            hidden = self._hidden()[:size] if has_hidden else None
+            axes = None if shifts is None else shifts[:, :size]
+            return tokens, self._numbers()[:size], buffers, hidden, axes
+
         with self._shapes.lock:
             recorded = _recorded_model(self._shapes, self.model, self._feed)
             keep_logits = self._keep_logits(0)
@@ -216,7 +219,7 @@ class StaticTarget(RaggedTarget):
                 lambda: _verify_function(recorded, layout, keep_logits),
             )
             return self._workspace.run(
-                ("verify", self._feed, *key), function, inputs, self._choice.graphs
+                ("verify", self._feed, *key), function, views, self._choice.graphs
             )
 
 
