@@ -17,7 +17,14 @@ from transformers import DynamicCache
 import hf_specdec
 from hf_specdec import static_shapes
 from hf_specdec.call import compile_options
-from hf_specdec.static_shapes import CompileChoice, StaticShapes, bucket, kept_for, state_of
+from hf_specdec.static_shapes import (
+    CompileChoice,
+    StaticShapes,
+    Workspace,
+    bucket,
+    kept_for,
+    state_of,
+)
 
 NEW = 24
 _TWO_FORMS: tuple[dict[str, Any], ...] = ({}, {"return_dict_in_generate": False})
@@ -508,3 +515,32 @@ def test_workspaces_are_used_by_one_call_at_a_time():
     assert shapes.borrow("a", 4).rows == 4
     assert shapes.borrow("a", 2) is not first
     assert [bucket(n) for n in (1, 2, 3, 5, 8, 9)] == [1, 2, 4, 8, 8, 16]
+
+
+def test_views_are_made_once_and_again_for_a_replaced_tensor():
+    work, asked = Workspace("a", 4), []
+
+    def tensor(width):
+        return work.tensor("states", (4, width), torch.float32, torch.device("cpu"))
+
+    def views():
+        asked.append(1)
+        return tensor(3)[:2], [None]
+
+    def function(states, nothing):
+        assert nothing == [None]
+        states += 1
+        return (states.clone(),)
+
+    tensor(3)[0] = 5
+    for count in (6, 7):
+        (output,) = work.run("key", function, views, False)
+        assert output.tolist() == [[count] * 3, [count - 5] * 3]
+        assert tensor(3)[0].tolist() == [count] * 3
+    assert len(asked) == 1
+    work.run("another", function, views, False)
+    assert len(asked) == 2
+    # One of another shape, and the first one again: at another address.
+    tensor(2)
+    (output,) = work.run("key", function, views, False)
+    assert output.tolist() == tensor(3)[:2].tolist() == [[1] * 3] * 2
