@@ -2,6 +2,7 @@
 
 import gc
 import traceback
+import types
 import weakref
 
 import pytest
@@ -119,7 +120,7 @@ def test_a_torch_that_lacks_what_is_private(monkeypatch):
 
 
 def test_a_finished_function_is_asked_about_its_own_code(monkeypatch):
-    dropped = []
+    dropped: list[types.CodeType] = []
     monkeypatch.setattr(static_shapes, "_drop_compiled", dropped.append)
     shapes = StaticShapes()
     shapes.function("a", CompileChoice(backend="eager"), lambda: lambda x: (x,))
