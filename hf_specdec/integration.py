@@ -34,6 +34,7 @@ from hf_specdec.registry import FAMILIES, drafter_for, has_mtp, mtp_network
 from hf_specdec.targets.adapters import check_rows
 from hf_specdec.targets.prompt import Prompt
 from hf_specdec.targets.reach import check_reach
+from hf_specdec.targets.slow_dtypes import warn_if_slow
 
 # Where the seams are that aren't methods of GenerationMixin.
 _OWNERS: dict[str, Any] = {
@@ -234,6 +235,7 @@ def _decode(
     held = cache.get_seq_length() if cache is not None and is_given else 0
     check_reach(target, prompt, max_length, held, generation_config.prefill_chunk_size)
     settings = _settings(generation_config, options, num_rows, device)
+    warn_if_slow(target, settings.most_draft_tokens, settings.draft_length.schedule)
     settings = settle_call(ranks, settings, prompt, target, cache if is_given else None)
     returns_dict = generation_config.return_dict_in_generate
     is_retained = returns_dict or is_given

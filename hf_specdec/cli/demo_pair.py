@@ -71,10 +71,11 @@ def demo_dtype(name: str, device: "torch.device") -> "torch.dtype":
     """
     import torch
 
-    from hf_specdec.targets.packing import has_bfloat16_kernels
+    from hf_specdec.targets.slow_dtypes import has_kernels_for
 
     if name == "auto":
-        name = "bfloat16" if device.type != "cpu" or has_bfloat16_kernels() else "float32"
+        is_fast = device.type != "cpu" or has_kernels_for(torch.bfloat16)
+        name = "bfloat16" if is_fast else "float32"
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 

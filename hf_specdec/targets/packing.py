@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from hf_specdec.targets.slow_dtypes import has_kernels_for
+
 # Rows of the input that the layout is chosen for: a few tokens of a few texts.
 _ROWS = 16
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -203,17 +205,6 @@ def _identity(weight: Tensor) -> _Identity:
     return place, weight._version, sample
 
 
-def has_bfloat16_kernels() -> bool:
-    """Whether oneDNN multiplies bfloat16 with instructions of this processor.
-
-    Without them torch multiplies token by token: a forward over four tokens takes almost three
-    times as long as one over a single token, and drafts hardly pay. True where torch was built
-    without oneDNN and can't tell.
-    """
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return supported is None or bool(supported())
-
-
 def _check(name: str, weight: Tensor) -> None:
     if _is_cut(weight):
         raise ValueError(
@@ -240,7 +231,7 @@ def _check(name: str, weight: Tensor) -> None:
             f"model has {name}.weight made under torch.inference_mode, so changes of it could not "
             "be noticed; load the model outside of it"
         )
-    if weight.dtype == torch.bfloat16 and not has_bfloat16_kernels():
+    if not has_kernels_for(weight.dtype):
         raise ValueError(
             f"model has {name}.weight in bfloat16, for which oneDNN has no kernels on this "
             "processor; load the model with dtype=torch.float32"

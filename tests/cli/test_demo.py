@@ -377,7 +377,7 @@ def test_demo_runs_both_ways_and_reports(fake_target: FakeTarget) -> None:
 def test_bfloat16_where_the_processor_has_it(
     monkeypatch: pytest.MonkeyPatch, name: str, device: str, kernels: bool, expected: torch.dtype
 ) -> None:
-    monkeypatch.setattr("hf_specdec.targets.packing.has_bfloat16_kernels", lambda: kernels)
+    monkeypatch.setattr("hf_specdec.targets.slow_dtypes.has_kernels_for", lambda _: kernels)
     assert demo_dtype(name, torch.device(device)) == expected
 
 
@@ -385,7 +385,7 @@ def test_bfloat16_where_the_processor_has_it(
 def test_the_demo_says_which_dtype_it_chose(
     fake_target: FakeTarget, monkeypatch: pytest.MonkeyPatch, kernels: bool
 ) -> None:
-    monkeypatch.setattr("hf_specdec.targets.packing.has_bfloat16_kernels", lambda: kernels)
+    monkeypatch.setattr("hf_specdec.targets.slow_dtypes.has_kernels_for", lambda _: kernels)
     console = Console(file=io.StringIO(), width=300)
     run_demo(DemoSettings(prompts=("Hi",), device="cpu"), console)
     output = cast(io.StringIO, console.file).getvalue()

@@ -171,7 +171,7 @@ def test_the_demo_pair_is_loaded_once(
     monkeypatch.setattr(pairs, "load_demo_pair", load)
     attached = []
     monkeypatch.setattr(pairs, "attach", lambda target, config: attached.append(config.model))
-    monkeypatch.setattr("hf_specdec.targets.packing.has_bfloat16_kernels", lambda: True)
+    monkeypatch.setattr("hf_specdec.targets.slow_dtypes.has_kernels_for", lambda _: True)
     load_pair(pair_settings(DEMO, device="cpu"))
     load_pair(pair_settings(DEMO, device="cpu", dtype="float32"))
     assert seen == [torch.bfloat16, torch.float32]

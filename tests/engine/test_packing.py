@@ -2,18 +2,17 @@
 
 import copy
 import pickle
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import hf_specdec
-from hf_specdec.targets.packing import PackedLinear, has_bfloat16_kernels
+from hf_specdec.targets.packing import PackedLinear
+from hf_specdec.targets.slow_dtypes import has_kernels_for
 
 needs_bfloat16 = pytest.mark.skipif(
-    not has_bfloat16_kernels(), reason="no bfloat16 on this processor"
+    not has_kernels_for(torch.bfloat16), reason="no bfloat16 on this processor"
 )
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)]
 
@@ -200,19 +199,3 @@ def test_a_torch_without_onednn_is_named(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="built with oneDNN"):
         hf_specdec.pack_weights(nn.Linear(8, 8))
-
-
-@pytest.mark.parametrize(
-    ("onednn", "expected"),
-    [
-        ({"_is_mkldnn_bf16_supported": lambda: True}, True),
-        ({"_is_mkldnn_bf16_supported": lambda: False}, False),
-        ({}, True),
-    ],
-    ids=["with instructions", "without", "torch without oneDNN"],
-)
-def test_whether_the_processor_has_bfloat16(
-    monkeypatch: pytest.MonkeyPatch, onednn: dict[str, Any], expected: bool
-) -> None:
-    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace(**onednn))
-    assert has_bfloat16_kernels() is expected
