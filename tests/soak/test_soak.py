@@ -3,6 +3,7 @@
 Short here; an hour of it with ``pytest -m exhaustive``, or ``benchmarks/soak.py``, with figures.
 """
 
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,26 @@ def test_a_call_follows_from_its_seed_and_number(soak_run: Any) -> None:
         counts.append((soak.report.kinds, outcome.tokens, outcome.injected))
     assert counts[0] == counts[1]
     assert counts[0][1] > 0
+
+
+def test_faults_that_do_not_strike_change_nothing(soak_run: Any) -> None:
+    """One in a criterion stands beside the call's own criteria, which end rows."""
+    import soak_calls  # type: ignore[import-not-found]
+    import soak_faults  # type: ignore[import-not-found]
+
+    pair, made, struck = soak_run.make_pair("llama"), 0, 0
+    for number in range(80):
+        choice = random.Random(number)
+        fault, call = soak_faults.Fault(choice), soak_calls.random_call(choice, pair)
+        if "limits" not in call.arguments:
+            continue
+        if number % 8:
+            fault._left = 10**6
+        outcome = call.run(fault)
+        assert (outcome.unequal, outcome.problems) == (0, []), f"{number}: {fault}"
+        made, struck = made + 1, struck + outcome.injected
+    assert made >= 8
+    assert struck >= 1
 
 
 @pytest.mark.exhaustive
