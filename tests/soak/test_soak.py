@@ -4,34 +4,20 @@ Short here; an hour of it with ``pytest -m exhaustive``, or ``benchmarks/soak.py
 """
 
 import random
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-import hf_specdec
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 # Left to the long runs: torch's compiler alone takes longer to import than all of this.
 WITHOUT = {"static shapes": 0.0}
 SEED = 9
 
 
 @pytest.fixture(scope="module")
-def soak_run() -> Iterator[Any]:
+def soak_run(script: Callable[[str], Any]) -> Any:
     """The module of the soak."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        before = set(sys.modules)
-        import soak_run  # type: ignore[import-not-found]
-
-        yield soak_run
-        for name in set(sys.modules) - before:
-            if name.startswith("soak_") or name == "random_models":
-                del sys.modules[name]
-    hf_specdec.enable()
+    return script("soak_run")
 
 
 def judge(report: Any) -> None:
@@ -65,11 +51,11 @@ def test_a_call_follows_from_its_seed_and_number(soak_run: Any) -> None:
     assert counts[0][1] > 0
 
 
-def test_faults_that_do_not_strike_change_nothing(soak_run: Any) -> None:
+def test_faults_that_do_not_strike_change_nothing(
+    soak_run: Any, script: Callable[[str], Any]
+) -> None:
     """One in a criterion stands beside the call's own criteria, which end rows."""
-    import soak_calls  # type: ignore[import-not-found]
-    import soak_faults  # type: ignore[import-not-found]
-
+    soak_calls, soak_faults = script("soak_calls"), script("soak_faults")
     pair, made, struck = soak_run.make_pair("llama"), 0, 0
     for number in range(80):
         choice = random.Random(number)
