@@ -151,7 +151,8 @@ def main() -> None:
     show(report, arguments.most_growth, console)
     if arguments.json:
         result = {"machine": machine(), "numbers": report.as_json()}
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+        # Hundreds of pairs of numbers, each a line otherwise.
+        arguments.json.write_text(json.dumps(result) + "\n")
     if arguments.plot:
         plot(report, arguments.plot)
     if report.failures or report.grown or not is_flat(report, arguments.most_growth):

@@ -69,6 +69,8 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """For a file."""
         values = {**vars(self), "kinds": dict(self.kinds), "outcome": asdict(self.outcome)}
+        for name in ("memory", "tensors"):
+            values[name] = [(round(a, 1), round(b, 2)) for a, b in values[name]]
         return {**values, "growth_mib_per_hour": self.growth()}
 
 

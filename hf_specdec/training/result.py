@@ -64,7 +64,9 @@ def write_result(directory: str | Path, values: dict[str, Any]) -> Path:
         ValueError: a key is missing or unknown.
     """
     if different := set(values) ^ _KEYS:
-        raise ValueError(f"values must have the keys {sorted(_KEYS)}, differing: {different}")
+        raise ValueError(
+            f"values must have the keys {sorted(_KEYS)}, differing: {sorted(different)}"
+        )
     now = datetime.now(timezone.utc).replace(microsecond=0)
     content = {"format_version": FORMAT_VERSION, "created": now.isoformat(), **values}
     path = Path(directory) / RESULT_FILE
